@@ -1,0 +1,29 @@
+"""The two times of the store (law 9)."""
+
+from __future__ import annotations
+
+import datetime
+
+import msgspec
+
+
+class Now(msgspec.Struct, frozen=True):
+    """One reading of the store's clock.
+
+    ``wall`` is seconds since the epoch, for people, tokens and schedules. ``lease`` is seconds of
+    monotone lease time: wall time minus the gaps in which nobody could have renewed a lease.
+    Deadlines are judged by ``lease`` only.
+    """
+
+    wall: float
+    lease: float
+
+
+def iso_seconds(wall: float) -> str:
+    """``2026-11-30T12:00:00Z``: the form of the compute and network APIs."""
+    return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def iso_micros(wall: float) -> str:
+    """``2026-11-30T12:00:00.000000``: the form without a zone that some compute fields use."""
+    return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")

@@ -1,0 +1,72 @@
+"""Wall time and lease time, judged in one place (law 9).
+
+Lease time stands still while nobody ticks: a control plane that was paused, killed or had its clock
+moved finds on its next tick that a gap happened, and every lease and deadline moves with the gap. So
+waking up late fences nobody.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from unstuck.core.time import Now
+from unstuck.store.engine import Tx
+from unstuck.store.schema.clock import clock
+
+GAP = 5.0
+"""Seconds between two ticks from which on the time between them counts as a gap."""
+
+_READ = sa.select(clock)
+
+
+def lease_time(wall: float, tick_wall: float, tick_lease: float) -> float:
+    """Lease time at ``wall``, given the last tick: monotone, and never more than a gap ahead of it."""
+    return tick_lease + min(max(wall - tick_wall, 0.0), GAP)
+
+
+def init_clock(tx: Tx, *, generation_id: str) -> None:
+    """Write the first clock row, if there is none yet."""
+    if tx.execute(sa.select(clock.c.id)).first() is None:
+        wall = tx.wall()
+        tx.execute(
+            sa.insert(clock).values(
+                id=1, wall=wall, lease=wall, gap_sum=0.0, tick=0, sweep_after=0.0,
+                generation=1, generation_id=generation_id,
+            )
+        )  # fmt: skip
+
+
+def read_now(tx: Tx) -> Now:
+    """Both times, as of this statement."""
+    row = tx.execute(_READ).one()
+    wall = tx.wall()
+    return Now(wall=wall, lease=lease_time(wall, row.wall, row.lease))
+
+
+def tick(tx: Tx, *, lease_seconds: float) -> bool:
+    """Advance the clock by one tick; true when overdue rows may be swept now.
+
+    A gap since the last tick (pause, jump, outage) is added to ``gap_sum``, and nothing is swept for
+    one lease period after it, so that everybody who was alive can renew first. A second gap within that
+    period does not postpone the sweep again: a control plane that restarts all the time still sweeps.
+    """
+    row = tx.execute(_READ).one()
+    wall = tx.wall()
+    passed = wall - row.wall
+    gap = passed if passed < 0 else max(passed - GAP, 0.0)
+    lease = lease_time(wall, row.wall, row.lease)
+    sweep_after = row.sweep_after
+    if gap and sweep_after <= row.lease:
+        sweep_after = lease + lease_seconds
+    tx.execute(
+        sa.update(clock)
+        .where(clock.c.tick == row.tick)
+        .values(wall=wall, lease=lease, gap_sum=row.gap_sum + gap, tick=row.tick + 1, sweep_after=sweep_after)
+    )
+    return bool(sweep_after <= lease)
+
+
+def generation(tx: Tx) -> tuple[int, str]:
+    """The store's generation: a counter that rises when a copy was put back, and its random id."""
+    row = tx.execute(sa.select(clock.c.generation, clock.c.generation_id)).one()
+    return row.generation, row.generation_id

@@ -1,0 +1,152 @@
+"""Transactions: a store function takes a :class:`Tx` first and is one transaction.
+
+SQLite through ``pysqlite3`` (Debian 12's own library has the WAL-reset corruption fault): one owning
+process, writes serialised on one thread, reads on others. PostgreSQL through psycopg 3 with the same SQL.
+Transactions run on worker threads and are never cancelled half way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pysqlite3
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import StaticPool
+
+from unstuck.core.time import Now
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RETRIES: Final = 8
+_RETRYABLE = {"40001", "40P01"}
+
+
+class StoreUnavailable(Exception):
+    """The database did not answer; whether the transaction was committed is unknown."""
+
+
+class Tx:
+    """One transaction: a connection, and one reading of the clock."""
+
+    __slots__ = ("_now", "_wall", "conn")
+
+    def __init__(self, conn: sa.Connection, wall: Callable[[], float] | None) -> None:
+        self.conn = conn
+        self._wall = wall
+        self._now: Now | None = None
+
+    @property
+    def postgresql(self) -> bool:
+        return self.conn.dialect.name == "postgresql"
+
+    def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
+        return self.conn.execute(statement, parameters)  # type: ignore[return-value]
+
+    def wall(self) -> float:
+        """Seconds since the epoch by the store's clock, not the transaction's start."""
+        if self._wall is not None:
+            return self._wall()
+        return float(self.conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+    @property
+    def now(self) -> Now:
+        """Both times, read once per transaction."""
+        if self._now is None:
+            from unstuck.store.clock import read_now
+
+            self._now = read_now(self)
+        return self._now
+
+
+class Store:
+    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``."""
+
+    def __init__(self, url: str, *, wall: Callable[[], float] | None = None) -> None:
+        self.sqlite = url.startswith("sqlite")
+        self.memory = url == "sqlite://"
+        self._wall = wall or (time.time if self.sqlite else None)
+        if self.memory:
+            self.engine = sa.create_engine(
+                url, module=pysqlite3, poolclass=StaticPool,
+                connect_args={"isolation_level": None, "check_same_thread": False},
+            )  # fmt: skip
+        elif self.sqlite:
+            self.engine = sa.create_engine(
+                url, module=pysqlite3, pool_size=8,
+                connect_args={"isolation_level": None, "timeout": 30, "check_same_thread": False},
+            )  # fmt: skip
+        else:
+            self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+        if self.sqlite:
+            event.listen(self.engine, "connect", self._pragmas)
+            event.listen(self.engine, "begin", self._begin)
+        self._writers = ThreadPoolExecutor(1 if self.sqlite else 8, thread_name_prefix="store-write")
+        self._readers = (
+            self._writers
+            if self.memory
+            else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
+        )
+
+    def _pragmas(self, dbapi: Any, _record: Any) -> None:
+        pragmas = ["foreign_keys=ON"]
+        if not self.memory:
+            pragmas += ["journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"]
+        for pragma in pragmas:
+            dbapi.execute(f"PRAGMA {pragma}")
+
+    @staticmethod
+    def _begin(conn: sa.Connection) -> None:
+        # A deferred BEGIN that reads and then writes fails under load whatever the busy timeout.
+        read_only = conn.get_execution_options().get("unstuck_read_only")
+        conn.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``tx`` as one transaction in this thread; raises :class:`StoreUnavailable`."""
+        for attempt in range(RETRIES):
+            try:
+                with self.engine.begin() as conn:
+                    return tx(Tx(conn, self._wall), *args, **kwargs)
+            except sa.exc.OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
+                    continue
+                raise StoreUnavailable(str(error.orig)) from error
+        raise AssertionError("unreachable")
+
+    def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``tx`` as one read-only transaction in this thread."""
+        try:
+            with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
+                return tx(Tx(conn, self._wall), *args, **kwargs)
+        except sa.exc.OperationalError as error:
+            raise StoreUnavailable(str(error.orig)) from error
+
+    async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""
+        work = asyncio.get_running_loop().run_in_executor(
+            self._writers, lambda: self.transact(tx, *args, **kwargs)
+        )
+        return await asyncio.shield(work)
+
+    async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """:meth:`read` on a worker thread."""
+        work = asyncio.get_running_loop().run_in_executor(
+            self._readers, lambda: self.read(tx, *args, **kwargs)
+        )
+        return await asyncio.shield(work)
+
+    def create_all(self) -> None:
+        """Create every table (tests and the simulator; production migrates)."""
+        from unstuck.store.schema import metadata
+
+        metadata.create_all(self.engine)
+
+    def close(self) -> None:
+        self._writers.shutdown()
+        self._readers.shutdown()
+        self.engine.dispose()

@@ -1,0 +1,7 @@
+"""All tables. Each area has a module of its own; the CHECKs are the laws in the schema's words."""
+
+from __future__ import annotations
+
+from unstuck.store.schema.base import metadata
+
+__all__ = ["metadata"]
