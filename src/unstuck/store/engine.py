@@ -46,7 +46,7 @@ class Tx:
         return self.conn.dialect.name == "postgresql"
 
     def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
-        return self.conn.execute(statement, parameters)  # type: ignore[return-value]
+        return self.conn.execute(statement, parameters)
 
     def wall(self) -> float:
         """Seconds since the epoch by the store's clock, not the transaction's start."""
