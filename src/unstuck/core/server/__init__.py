@@ -1,0 +1,1 @@
+"""A server: what is wanted of it, what is seen of it, and the pure functions between the two."""

@@ -1,0 +1,287 @@
+"""The frozen data of a server, shared by the store, the controllers and the host agents.
+
+``Want`` is what the store tells a host about one server; ``View`` is what the host sees of it; an
+``Observation`` is what the host reports back. All three go over the wire as JSON.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Power(StrEnum):
+    """Whether the user wants the guest to run."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Thing(StrEnum):
+    """The three values of an observation (law 4). Absent is a complete, positive answer."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class Fence(msgspec.Struct, frozen=True, order=True):
+    """One grant of a server to a host: the store's generation, then the server's epoch in it."""
+
+    generation: int
+    epoch: int
+
+
+class Flavor(msgspec.Struct, frozen=True):
+    """What a guest gets: virtual CPUs, MiB of memory, GiB of root disk (0: as large as the image)."""
+
+    vcpus: int
+    ram_mb: int
+    disk_gb: int
+
+
+class ImageRole(StrEnum):
+    DISK = "disk"
+    KERNEL = "kernel"
+    RAMDISK = "ramdisk"
+
+
+class BootImage(msgspec.Struct, frozen=True):
+    """An image that a guest boots from, fixed by digest: sha512 in hex, size in bytes."""
+
+    id: str
+    role: ImageRole
+    sha512: str
+    size: int
+    disk_format: str
+
+
+class Nic(msgspec.Struct, frozen=True):
+    """A port as the guest has it. ``gateway`` is None where the network has none."""
+
+    port_id: str
+    network_id: str
+    mac: str
+    address: str
+    prefix: int
+    gateway: str | None
+    mtu: int = 1500
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What a guest is made of. ``user_data`` is base64, ``keys`` maps a key's name to its public half."""
+
+    name: str
+    hostname: str
+    project_id: str
+    availability_zone: str
+    flavor: Flavor
+    images: tuple[BootImage, ...]
+    nics: tuple[Nic, ...] = ()
+    metadata: dict[str, str] = {}
+    keys: dict[str, str] = {}
+    user_data: str | None = None
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What the store wants of one server on one host.
+
+    ``intent`` numbers the user's intents; ``edge`` is the least number that a living guest process must
+    carry; ``soft`` says that the way there asks the guest first, for ``patience`` more seconds.
+    ``disk_recorded``: the store knows that the disk was made once, so from then on its absence is a
+    fault that is shown (law 3).
+    """
+
+    server_id: str
+    fence: Fence
+    nonce: str
+    version: int
+    intent: int
+    power: Power
+    edge: int
+    soft: bool
+    patience: float
+    gone: bool
+    disk_recorded: bool
+    spec: Spec
+
+
+class Running(msgspec.Struct, frozen=True, tag=True):
+    """The guest process lives, is ours, and its CPUs run."""
+
+    edge: int
+
+
+class Paused(msgspec.Struct, frozen=True, tag=True):
+    """The guest process lives and is ours; its CPUs stand still."""
+
+    edge: int
+
+
+class Off(msgspec.Struct, frozen=True, tag=True):
+    """The guest powered itself off; its process still holds, so that this can be seen."""
+
+    edge: int
+
+
+class Mute(msgspec.Struct, frozen=True, tag=True):
+    """The guest process certainly lives and is ours, but does not answer."""
+
+    edge: int
+    reason: str = ""
+
+
+class Gone(msgspec.Struct, frozen=True, tag="Absent"):
+    """No guest process, for certain. ``starts``: how often this edge was started lately, without luck."""
+
+    starts: int = 0
+    last_error: str = ""
+
+
+class Unclear(msgspec.Struct, frozen=True, tag="Unknown"):
+    """Nothing can be said of the guest. Never leads to an act, nor to a worse status (law 4)."""
+
+    reason: str
+
+
+Guest = Running | Paused | Off | Mute | Gone | Unclear
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Every image the guest boots from is in the host's cache, complete and verified."""
+
+
+class Missing(msgspec.Struct, frozen=True, tag=True):
+    """At least one image has to be fetched, and nobody fetches it now."""
+
+
+class Fetching(msgspec.Struct, frozen=True, tag=True):
+    """An image is on its way: bytes done, bytes in all."""
+
+    done: int
+    total: int
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last fetch failed; ``final`` when no retry can help (the image is gone or differs)."""
+
+    reason: str
+    final: bool
+
+
+Images = Ready | Missing | Fetching | FetchFailed
+
+
+class View(msgspec.Struct, frozen=True):
+    """Everything a host sees of one server, in one look."""
+
+    guest: Guest
+    images: Images
+    disk: Thing
+    nics: Thing
+    folder: Thing
+    reason: str = ""
+
+
+class Step(StrEnum):
+    """Where a host is with a server; a word for people and for the task state, never a lock."""
+
+    CLAIMED = "claimed"
+    FETCHING = "fetching"
+    DISK = "disk"
+    NETWORK = "network"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    REMOVING = "removing"
+    AT_REST = "at-rest"
+    WAITING = "waiting"
+    REMOVED = "removed"
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Why a host does not get on: a code, a sentence, a remedy; ``final`` when waiting cannot help."""
+
+    code: str
+    reason: str
+    remedy: str
+    final: bool = False
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What a host reports of a server. ``intent`` is the intent it acted on."""
+
+    intent: int
+    guest: Guest
+    disk: Thing
+    step: Step
+    trouble: Trouble | None = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A server's assignment to a host, with the nonce that names what is made there."""
+
+    host_id: str
+    fence: Fence
+    nonce: str
+
+
+class HostSeen(msgspec.Struct, frozen=True):
+    """What the store knows of a host: ``seen`` is the lease time of its last word."""
+
+    id: str
+    hostname: str
+    seen: float
+    incarnation: int
+    enabled: bool
+
+
+class OperationKind(StrEnum):
+    CREATE = "create"
+    STOP = "stop"
+    START = "start"
+    REBOOT = "reboot"
+    DELETE = "delete"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """An accepted request that is still open. ``deadline`` is lease time."""
+
+    id: str
+    kind: OperationKind
+    edge: int
+    soft: bool
+    since: float
+    deadline: float
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a server is in ERROR, since when (wall time), and what helps."""
+
+    code: str
+    reason: str
+    remedy: str
+    since: float
+
+
+class Server(msgspec.Struct, frozen=True):
+    """All that the store knows of a server: intent, assignment, observation. Times are lease time
+    unless their name ends in ``wall``."""
+
+    id: str
+    created: float
+    power: Power
+    intent: int
+    edge: int
+    deleted: bool
+    removed: bool
+    place: Place | None
+    host: HostSeen | None
+    seen: Observation | None
+    seen_at: float
+    disk_recorded: bool
+    launched_wall: float | None
+    lease_incarnation: int | None
+    work_deadline: float | None
+    operation: Operation | None
+    failure: Failure | None

@@ -1,0 +1,208 @@
+"""What a host does next for one server: a total function of what is wanted and what is seen.
+
+The host agent looks, asks :func:`plan_host`, does that one thing, and looks again. So it makes no
+difference where it died: the next incarnation sees the same and goes on.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import assert_never
+
+import msgspec
+
+from unstuck.core.server.data import (
+    FetchFailed,
+    Fetching,
+    Gone,
+    Missing,
+    Mute,
+    Off,
+    Paused,
+    Power,
+    Ready,
+    Running,
+    Step,
+    Thing,
+    Trouble,
+    Unclear,
+    View,
+    Want,
+)
+
+START_BUDGET = 5
+"""Starts of one edge within ten minutes before a guest that will not stay up is left alone."""
+
+
+class Do(StrEnum):
+    """One effect on the host. Each is idempotent and can be repeated after a crash."""
+
+    FETCH = "fetch"
+    MAKE_DISK = "make_disk"
+    RECORD_DISK = "record_disk"
+    MAKE_NICS = "make_nics"
+    START = "start"
+    POWER_DOWN = "power_down"
+    QUIT = "quit"
+    REMOVE_NICS = "remove_nics"
+    REMOVE_FOLDER = "remove_folder"
+
+
+class Act(msgspec.Struct, frozen=True, tag=True):
+    """Do this, now. ``then`` is how many seconds to wait before the next look, if nothing wakes us."""
+
+    do: Do
+    step: Step
+    then: float = 0.0
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do but wait, ``seconds`` at most; ``trouble`` says what for, when it is one."""
+
+    step: Step
+    seconds: float
+    trouble: Trouble | None = None
+
+
+class Rest(msgspec.Struct, frozen=True, tag=True):
+    """Seen is wanted: report it, and look again only now and then."""
+
+    step: Step = Step.AT_REST
+
+
+Decision = Act | Hold | Rest
+
+_GUEST_UNCLEAR = "the guest's state cannot be seen"
+
+
+def plan_host(want: Want, view: View) -> Decision:
+    """The next thing to do for one server on this host."""
+    if want.gone:
+        return _remove(view)
+    match view.guest:
+        case Unclear(reason):
+            return _unclear(reason)
+        case Running(edge) | Paused(edge) | Off(edge) | Mute(edge) if (
+            edge < want.edge and want.power is Power.ON
+        ):
+            return _take_down(want, view)
+        case Running() | Paused() | Mute() if want.power is Power.OFF:
+            return _take_down(want, view)
+        case Off() if want.power is Power.OFF:
+            return Act(Do.QUIT, Step.STOPPING)
+        case Mute(_, reason):
+            trouble = Trouble("guest-mute", reason or "the guest process does not answer", "reboot it hard")
+            return Hold(Step.WAITING, 5.0, trouble)
+        case Running() | Paused() | Off():
+            return _record(want, view) or Rest()
+        case Gone():
+            return _raise(want, view)
+        case _ as never:
+            assert_never(never)
+
+
+def _unclear(reason: str) -> Hold:
+    remedy = "none: it is looked at again until it can be seen"
+    return Hold(Step.WAITING, 1.0, Trouble("guest-unknown", f"{_GUEST_UNCLEAR}: {reason}", remedy))
+
+
+def _record(want: Want, view: View) -> Decision | None:
+    """A disk that is there and not recorded yet is recorded before anything else happens (law 3)."""
+    if not want.disk_recorded and view.disk is Thing.PRESENT:
+        return Act(Do.RECORD_DISK, Step.DISK)
+    return None
+
+
+def _take_down(want: Want, view: View) -> Decision:
+    """Ask first where there is patience left and somebody to ask; then end the process."""
+    asks_first = want.power is Power.OFF or want.soft
+    if isinstance(view.guest, Running) and asks_first and want.patience > 0:
+        return Act(Do.POWER_DOWN, Step.STOPPING, then=min(want.patience, 1.0))
+    return Act(Do.QUIT, Step.STOPPING)
+
+
+def _raise(want: Want, view: View) -> Decision:
+    """The guest is certainly not there: bring it up, step by step, if it should be."""
+    if want.power is Power.OFF:
+        return _record(want, view) or Rest()
+    return _images_and_disk(want, view) or _network(view) or _start(view)
+
+
+def _images_and_disk(want: Want, view: View) -> Decision | None:
+    if view.disk is Thing.UNKNOWN:
+        reason = (
+            f"the state folder cannot be read: {view.reason}"
+            if view.reason
+            else "the state folder cannot be read"
+        )
+        return Hold(Step.WAITING, 2.0, Trouble("disk-unknown", reason, "mount the host's state folder"))
+    if view.disk is Thing.ABSENT and want.disk_recorded:
+        trouble = Trouble(
+            "disk-missing",
+            "the root disk was made on this host and is not there any more",
+            "bring the disk back, or delete the server",
+            final=True,
+        )
+        return Hold(Step.WAITING, 30.0, trouble)
+    match view.images:
+        case Missing():
+            return Act(Do.FETCH, Step.FETCHING)
+        case Fetching():
+            return Hold(Step.FETCHING, 0.5)
+        case FetchFailed(reason, final):
+            if final:
+                trouble = Trouble(
+                    "image-unusable", reason, "delete the server and use another image", final=True
+                )
+                return Hold(Step.WAITING, 30.0, trouble)
+            return Act(Do.FETCH, Step.FETCHING, then=2.0)
+        case Ready():
+            if view.disk is Thing.ABSENT:
+                return Act(Do.MAKE_DISK, Step.DISK)
+            return _record(want, view)
+        case _ as never:
+            assert_never(never)
+
+
+def _network(view: View) -> Decision | None:
+    if view.nics is Thing.UNKNOWN:
+        return Hold(
+            Step.WAITING, 2.0, Trouble("network-unknown", "the host's network cannot be read", "see doctor")
+        )
+    if view.nics is Thing.ABSENT:
+        return Act(Do.MAKE_NICS, Step.NETWORK)
+    return None
+
+
+def _start(view: View) -> Decision:
+    assert isinstance(view.guest, Gone)
+    if view.guest.starts >= START_BUDGET:
+        last = f" (last: {view.guest.last_error})" if view.guest.last_error else ""
+        trouble = Trouble(
+            "guest-keeps-failing",
+            f"the guest was started {view.guest.starts} times in ten minutes and did not stay up{last}",
+            "look at its console log; start or reboot it hard to try again",
+            final=True,
+        )
+        return Hold(Step.WAITING, 30.0, trouble)
+    return Act(Do.START, Step.STARTING)
+
+
+def _remove(view: View) -> Decision:
+    """Delete: the guest first, then its ports, then its folder with the disk; each seen to be absent."""
+    match view.guest:
+        case Unclear(reason):
+            return _unclear(reason)
+        case Running() | Paused() | Off() | Mute():
+            return Act(Do.QUIT, Step.REMOVING)
+        case Gone():
+            pass
+        case _ as never:
+            assert_never(never)
+    for thing, do in ((view.nics, Do.REMOVE_NICS), (view.folder, Do.REMOVE_FOLDER)):
+        if thing is Thing.UNKNOWN:
+            trouble = Trouble("removal-unknown", f"cannot see what is left: {view.reason}", "see doctor")
+            return Hold(Step.REMOVING, 2.0, trouble)
+        if thing is Thing.PRESENT:
+            return Act(do, Step.REMOVING)
+    return Rest(Step.REMOVED)
