@@ -1,0 +1,1 @@
+"""The HTTP APIs: one route table, one dispatcher, and a module per service."""

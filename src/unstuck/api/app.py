@@ -1,0 +1,52 @@
+"""The application: all services over one route table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from unstuck.api.context import App, Settings
+from unstuck.api.dispatch import Authenticate, Dispatcher
+from unstuck.api.notify import Notifier
+from unstuck.api.routes import Route
+from unstuck.store.engine import Store
+
+SERVICES: Final[list[str]] = [
+    # Modules with ``ROUTES: list[Route]``. A new service: add its module here.
+    "unstuck.api.versions",
+    "unstuck.api.identity",
+    "unstuck.api.image",
+]
+
+
+def all_routes(services: Sequence[str] = SERVICES) -> list[Route]:
+    """The whole route table."""
+    return [item for name in services for item in importlib.import_module(name).ROUTES]
+
+
+def create_app(
+    store: Store,
+    settings: Settings,
+    *,
+    notifier: Notifier | None = None,
+    routes: list[Route] | None = None,
+    authenticate: Authenticate | None = None,
+    lifespan: Callable[[Starlette], Any] | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Starlette:
+    """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
+    if authenticate is None:
+        from unstuck.api.identity.auth import Authenticator
+
+        authenticate = Authenticator()
+    app = App(settings=settings, notifier=notifier or Notifier(), extra=dict(extra or {}))
+    table = all_routes() if routes is None else routes
+    starlette = Starlette(
+        routes=[Mount("/", app=Dispatcher(store, app, table, authenticate))], lifespan=lifespan
+    )
+    starlette.state.unstuck = app
+    return starlette

@@ -1,0 +1,175 @@
+"""The dispatcher: one ASGI app that finds the route, checks what the table says, and writes the answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from unstuck.api import errors, microversions
+from unstuck.api.context import HOST, App, Token
+from unstuck.api.errors import ApiError, Renderer
+from unstuck.api.inputs import choose_action, decode_body, decode_query, path_parts, read_body
+from unstuck.api.policy import enforce
+from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
+from unstuck.core.errors import Refused
+from unstuck.store.engine import Store, StoreUnavailable
+
+log = structlog.get_logger()
+
+Authenticate = Callable[[Call], Awaitable[Token]]
+"""Turns the request's X-Auth-Token into a token, or raises 401."""
+
+RENDERERS: Final[dict[str, Renderer]] = {
+    "identity": errors.render_identity,
+    "image": errors.render_image,
+    "compute": errors.render_compute,
+    "networking": errors.render_network,
+    "database": errors.render_compute,
+}
+_JSON = "application/json"
+
+
+class Dispatcher:
+    """The ASGI app over a route table."""
+
+    def __init__(self, store: Store, app: App, routes: list[Route], authenticate: Authenticate) -> None:
+        self.store = store
+        self.app = app
+        self.table = Table(routes)
+        self.authenticate = authenticate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"unexpected scope: {scope['type']}")
+        http = Request(scope, receive)
+        scope["unstuck.base_url"] = base_url(http, self.app.settings.public_url)
+        raw_path = scope.get("raw_path") or scope["path"].encode()
+        service = raw_path.lstrip(b"/").partition(b"/")[0].decode("latin-1")
+        request_id = f"req-{uuid.uuid4()}"
+        call = Call(store=self.store, app=self.app, http=http, request_id=request_id)
+        sender = _Sender(send, head=http.method == "HEAD")
+        headers = {"x-openstack-request-id": request_id}
+        try:
+            reply, status = await self._answer(call, raw_path, service)
+            headers |= _service_headers(service, call)
+            await sender.reply(reply, status, headers)
+        except ClientDisconnect:
+            log.info("client went away", request_id=request_id, path=scope["path"])
+        except Exception as raised:
+            error = _as_api_error(raised, request_id)
+            if sender.started:  # too late for another status: break the connection off
+                raise
+            headers |= _service_headers(service, call)
+            render = RENDERERS.get(service, errors.render_own)
+            body = msgspec.json.encode(render(error, request_id))
+            await sender.reply(Reply(body, headers=error.headers), error.status, headers)
+
+    async def _answer(self, call: Call, raw_path: bytes, service: str) -> tuple[Reply, int]:
+        entries, values = self._find(call.http.method, raw_path)
+        public = any(e.policy.public for e in entries)
+        if not public:
+            call.identify(await self.authenticate(call))
+        if service == "compute" and not public:
+            call.version = microversions.requested(call.http.headers)
+        entries = at_version(entries, call.version) if service == "compute" else entries
+        if not entries:
+            raise errors.not_found("This call does not exist in the requested API version.")
+        if entries[0].route.action is not None:
+            data = await read_body(call.http, self.app.settings)
+            entry, body = choose_action(entries, data)
+        else:
+            entry, body = entries[0], None
+        if not entry.policy.public:
+            enforce(entry.policy, call.token)
+        call.params = dict(zip(entry.names, values, strict=True))
+        call.query = decode_query(entry, call.http)
+        if entry.decoder is not None and not entry.route.raw:
+            data = body if body is not None else await read_body(call.http, self.app.settings)
+            call.body = decode_body(entry, data)
+        return await entry.route.handler(call), entry.route.status
+
+    def _find(self, method: str, raw_path: bytes) -> tuple[list[Entry], list[str]]:
+        found = self.table.find(path_parts(raw_path))
+        if found is None:
+            raise errors.not_found()
+        methods, values = found
+        entries = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+        if entries is None:
+            raise ApiError(
+                405,
+                f"The method {method[:20]} is not allowed here.",
+                headers={"allow": ", ".join(sorted(methods))},
+            )
+        return entries, values
+
+
+def _as_api_error(raised: Exception, request_id: str) -> ApiError:
+    """The answer for whatever a handler raised; only what is unexpected is logged with its traceback."""
+    if isinstance(raised, ApiError):
+        return raised
+    if isinstance(raised, Refused):
+        return errors.from_refused(raised)
+    if isinstance(raised, StoreUnavailable):
+        log.warning("store unavailable", request_id=request_id, error=str(raised))
+        return ApiError(503, "The database does not answer. Try again.", headers={"retry-after": "5"})
+    log.error("unexpected error", request_id=request_id, exc_info=raised)
+    return ApiError(500, f"An unexpected error happened. It was logged under the request id {request_id}.")
+
+
+def base_url(http: Request, public_url: str | None) -> str:
+    """The address of this server as clients see it: the setting, else the request's Host header."""
+    if public_url:
+        return public_url.rstrip("/")
+    host = http.headers.get("host", "")
+    if HOST.fullmatch(host) is None:
+        name, port = http.scope.get("server") or ("127.0.0.1", 80)
+        host = f"{name}:{port}"
+    return f"{http.scope['scheme']}://{host}"
+
+
+def _service_headers(service: str, call: Call) -> dict[str, str]:
+    if service == "compute":
+        return {"x-compute-request-id": call.request_id, **microversions.echo(call.version)}
+    if service == "identity":
+        return {"vary": "X-Auth-Token"}
+    return {}
+
+
+class _Sender:
+    """Writes one answer, with a length whenever it is known."""
+
+    def __init__(self, send: Send, *, head: bool) -> None:
+        self._send = send
+        self._head = head
+        self.started = False
+
+    async def reply(self, reply: Reply, status: int, headers: Mapping[str, str]) -> None:
+        status = reply.status or status
+        merged = {**headers, **{name.lower(): value for name, value in reply.headers.items()}}
+        body = b"" if reply.body is None or status in (204, 304) else _encode(reply.body)
+        if reply.stream is None:
+            if status not in (204, 304):
+                merged.setdefault("content-length", str(len(body)))
+            if body:
+                merged.setdefault("content-type", _JSON)
+        await self._start(status, merged)
+        if reply.stream is not None and not self._head:
+            async for chunk in reply.stream:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            body = b""
+        await self._send({"type": "http.response.body", "body": b"" if self._head else body})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started = True
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+def _encode(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else msgspec.json.encode(body)

@@ -1,0 +1,7 @@
+"""Image v2."""
+
+from __future__ import annotations
+
+from unstuck.api.routes import Route
+
+ROUTES: list[Route] = []
