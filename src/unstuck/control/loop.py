@@ -1,0 +1,116 @@
+"""The control plane's loops. Any number of processes may run them: rows are claimed by transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
+
+import structlog
+
+from unstuck.core.port import Port
+from unstuck.core.server.control import (
+    PLACE_RETRY,
+    FailIt,
+    FinishDelete,
+    LookAgain,
+    PlaceIt,
+    Settled,
+    plan_control,
+)
+from unstuck.store import asks, clock, servers
+from unstuck.store.agents import LEASE
+from unstuck.store.engine import StoreUnavailable, Tx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BATCH = 100
+TICK = 1.0
+BACKOFF_MAX = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class Transactions(Protocol):
+    """The store as the loops need it."""
+
+    def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+    def run_read(
+        self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[T]: ...
+
+
+class Controller:
+    """Looks at every server whose next look is due and takes the control plane's next step for it."""
+
+    def __init__(self, port: Port, store: Transactions, notify: Callable[[str], None]) -> None:
+        self._port = port
+        self._store = store
+        self._notify = notify
+        self._failures: dict[str, int] = {}
+
+    async def _tx(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._port.effect(f"store.{tx.__name__}", lambda: self._store.run(tx, *args, **kwargs))
+
+    async def tick_forever(self) -> None:
+        """Keep the store's clock going, and sweep what is overdue."""
+        while True:
+            try:
+                if await self._tx(clock.tick, lease_seconds=LEASE):
+                    await self._tx(asks.sweep_asks)
+            except StoreUnavailable as error:
+                log.warning("store unavailable", error=str(error))
+            await self._port.pause(TICK, "tick")
+
+    async def servers_forever(self) -> None:
+        """Take the next step for each due server; one bad record stops nobody else (law 8)."""
+        while True:
+            try:
+                due = await self._port.effect(
+                    "store.due_servers", lambda: self._store.run_read(servers.due_servers, BATCH)
+                )
+                for server_id in due:
+                    await self._step_safely(server_id)
+            except StoreUnavailable as error:
+                log.warning("store unavailable", error=str(error))
+                due = []
+            await self._port.pause(0.0 if len(due) == BATCH else TICK, "control")
+
+    async def _step_safely(self, server_id: str) -> None:
+        try:
+            await self.step(server_id)
+            self._failures.pop(server_id, None)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
+            log.exception("step failed", server=server_id, failures=failures)
+            await self._tx(servers.postpone, server_id, min(2.0**failures, BACKOFF_MAX))
+
+    async def step(self, server_id: str) -> None:
+        """One decision and its effect for one server."""
+        facts = await self._port.effect(
+            "store.server_facts", lambda: self._store.run_read(servers.server_facts, server_id)
+        )
+        if facts is None:
+            return
+        plan = plan_control(facts.server, facts.now)
+        match plan:
+            case PlaceIt():
+                await self._place(server_id, facts.hosts)
+            case FailIt(code, reason, remedy):
+                await self._tx(servers.fail_server, server_id, code, reason, remedy)
+            case FinishDelete():
+                await self._tx(servers.finish_delete, server_id)
+            case Settled() | LookAgain():
+                await self._tx(servers.review_server, server_id)
+            case _ as never:
+                assert_never(never)
+
+    async def _place(self, server_id: str, hosts: tuple[str, ...]) -> None:
+        for host_id in hosts:
+            if await self._tx(servers.place, server_id, host_id, self._port.nonce()):
+                self._notify(f"host:{host_id}")
+                return
+        await self._tx(servers.postpone, server_id, PLACE_RETRY)

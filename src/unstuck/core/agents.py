@@ -1,0 +1,98 @@
+"""The agents' protocol, version 1: what goes over the wire between a host agent and the control plane."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unstuck.core.server.data import Fence, Observation, Want
+
+PROTOCOL = 1
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What a host says of itself when it registers. Sizes in MiB and GiB."""
+
+    hostname: str
+    machine_id: str
+    boot_id: str
+    vcpus: int
+    ram_mb: int
+    disk_gb: int
+    accelerator: str
+    driver: str
+    driver_version: str
+    address: str = "127.0.0.1"
+    protocol: int = PROTOCOL
+
+
+class Register(msgspec.Struct, frozen=True):
+    """``start`` is random per process: the same start, asking again, gets the same incarnation."""
+
+    start: str
+    facts: HostFacts
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The control plane's answer to every agent call: the store's generation and tick."""
+
+    generation: int
+    generation_id: str
+    tick: int
+
+
+class Registered(msgspec.Struct, frozen=True):
+    incarnation: int
+    heartbeat: float
+    lease: float
+    terms: Terms
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """``unknown``: ids of what the host has and was never told of; reported, never destroyed (law 7)."""
+
+    incarnation: int
+    sequence: int
+    unknown: tuple[str, ...] = ()
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A question that only the host can answer (the end of a console log)."""
+
+    id: str
+    server_id: str
+    kind: str
+    lines: int | None
+
+
+class World(msgspec.Struct, frozen=True):
+    """What the store wants of one host: full snapshots of what changed, and the ids of all."""
+
+    version: int
+    ids: tuple[str, ...]
+    wants: tuple[Want, ...]
+    asks: tuple[Ask, ...]
+    terms: Terms
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The agent begins to work on a server; repeating it changes nothing."""
+
+    incarnation: int
+    server_id: str
+    fence: Fence
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the agent sees. ``disk_id`` is set when the disk was made and is to be recorded (law 3)."""
+
+    incarnation: int
+    sequence: int
+    server_id: str
+    fence: Fence
+    observation: Observation
+    disk_id: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    incarnation: int
+    text: str

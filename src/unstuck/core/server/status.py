@@ -1,0 +1,189 @@
+"""The public status of a server: a function of facts. Nothing here is ever stored (laws 1 and 10)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import assert_never
+
+import msgspec
+
+from unstuck.core.server.control import AWAY, satisfied
+from unstuck.core.server.data import (
+    Gone,
+    Guest,
+    Mute,
+    Off,
+    OperationKind,
+    Paused,
+    Power,
+    Running,
+    Server,
+    Step,
+    Unclear,
+)
+from unstuck.core.time import Now
+
+SILENT = 30.0
+"""Seconds without a word from a host after which its state is shown as unknown."""
+
+
+class PowerState(IntEnum):
+    """The compute API's numbers."""
+
+    NOSTATE = 0
+    RUNNING = 1
+    PAUSED = 3
+    SHUTDOWN = 4
+    CRASHED = 6
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What the compute API shows. ``fault`` is (reason, remedy, since wall time or None)."""
+
+    status: str
+    vm_state: str
+    task_state: str | None
+    power_state: PowerState
+    host_status: str
+    fault: tuple[str, str, float | None] | None = None
+
+
+def status(server: Server, now: Now) -> Status:
+    """The status of one server as of ``now``."""
+    vm_state, fault = _vm_state(server)
+    task = _task_state(server, vm_state)
+    return Status(
+        status=_public(vm_state, task),
+        vm_state=vm_state,
+        task_state=task,
+        power_state=_power_state(server),
+        host_status=host_status(server, now),
+        fault=fault,
+    )
+
+
+def host_status(server: Server, now: Now) -> str:
+    """UP, UNKNOWN (no word for half a minute), DOWN (for a minute), MAINTENANCE, or empty (no host)."""
+    if server.place is None or server.host is None:
+        return ""
+    if now.lease >= server.host.seen + AWAY:
+        return "DOWN"
+    if now.lease >= server.host.seen + SILENT:
+        return "UNKNOWN"
+    return "UP" if server.host.enabled else "MAINTENANCE"
+
+
+def _vm_state(server: Server) -> tuple[str, tuple[str, str, float | None] | None]:
+    if server.removed:
+        return "deleted", None
+    if server.failure is not None:
+        return "error", (server.failure.reason, server.failure.remedy, server.failure.since)
+    seen = server.seen
+    if seen is not None and seen.trouble is not None and seen.trouble.final and seen.intent >= server.intent:
+        return "error", (seen.trouble.reason, seen.trouble.remedy, None)
+    if seen is None or (server.launched_wall is None and server.power is Power.ON):
+        return "building", None
+    return _launched_state(seen.guest, server), None
+
+
+def _launched_state(guest: Guest, server: Server) -> str:
+    match guest:
+        case Running() | Mute():
+            return "active"
+        case Paused():
+            return "paused"
+        case Off():
+            return "stopped"
+        case Gone():
+            # While a reboot replaces the guest process, or a crashed guest is restarted, the server is
+            # still what it was; only a user's stop, or its own power-off, makes it a stopped one.
+            stopping = server.operation is not None and server.operation.kind is OperationKind.START
+            return "stopped" if server.power is Power.OFF or stopping else "active"
+        case Unclear():
+            return "active" if server.power is Power.ON else "stopped"
+        case _ as never:
+            assert_never(never)
+
+
+def _task_state(server: Server, vm_state: str) -> str | None:
+    if server.removed:
+        return None
+    if server.deleted:
+        return "deleting"
+    if vm_state == "error" or satisfied(server):
+        return None
+    if vm_state == "building":
+        return _building_task(server)
+    operation = server.operation
+    if operation is None:
+        return None if server.power is Power.ON else "powering-off"
+    match operation.kind:
+        case OperationKind.STOP:
+            return "powering-off"
+        case OperationKind.START:
+            return "powering-on"
+        case OperationKind.REBOOT:
+            return _reboot_task(server, operation.soft)
+        case OperationKind.CREATE | OperationKind.DELETE:
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def _building_task(server: Server) -> str | None:
+    if server.place is None:
+        return "scheduling"
+    if server.seen is None:
+        return None
+    match server.seen.step:
+        case Step.FETCHING | Step.DISK:
+            return "block_device_mapping"
+        case Step.NETWORK:
+            return "networking"
+        case _:
+            return "spawning"
+
+
+def _reboot_task(server: Server, soft: bool) -> str:
+    begun = server.seen is not None and server.seen.intent >= server.intent
+    if soft:
+        return "reboot_started" if begun else "rebooting"
+    return "reboot_started_hard" if begun else "rebooting_hard"
+
+
+def _power_state(server: Server) -> PowerState:
+    if server.seen is None or server.removed:
+        return PowerState.NOSTATE
+    match server.seen.guest:
+        case Running() | Mute():
+            return PowerState.RUNNING
+        case Paused():
+            return PowerState.PAUSED
+        case Off():
+            return PowerState.SHUTDOWN
+        case Gone():
+            down = server.launched_wall is not None and server.power is Power.OFF
+            return PowerState.SHUTDOWN if down else PowerState.NOSTATE
+        case Unclear():
+            return PowerState.NOSTATE
+        case _ as never:
+            assert_never(never)
+
+
+_SIMPLE = {
+    "building": "BUILD",
+    "paused": "PAUSED",
+    "stopped": "SHUTOFF",
+    "error": "ERROR",
+    "deleted": "DELETED",
+}
+
+
+def _public(vm_state: str, task: str | None) -> str:
+    if vm_state == "active":
+        if task in ("rebooting", "reboot_started"):
+            return "REBOOT"
+        if task in ("rebooting_hard", "reboot_started_hard"):
+            return "HARD_REBOOT"
+        return "ACTIVE"
+    return _SIMPLE[vm_state]

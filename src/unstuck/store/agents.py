@@ -1,0 +1,383 @@
+"""What host agents ask of the store. Every write is fenced by incarnation, sequence and grant (law 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.core.agents import Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.server.control import STALL
+from unstuck.core.server.data import (
+    Fence,
+    Observation,
+    Off,
+    OperationKind,
+    Paused,
+    Power,
+    Running,
+    Server,
+    Spec,
+    Step,
+    Thing,
+    Unclear,
+    Want,
+)
+from unstuck.store.engine import Tx
+from unstuck.store.rows import bump_world, judge, load_server, lock_host
+from unstuck.store.schema.clock import clock
+from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
+from unstuck.store.schema.network import ports
+from unstuck.store.servers import finish_delete_locked
+
+HEARTBEAT = 5.0
+LEASE = 30.0
+
+_spec = msgspec.json.Decoder(Spec)
+
+
+class Superseded(Exception):
+    """A newer incarnation of this agent has registered: the caller must end (409)."""
+
+
+class UnknownHost(Exception):
+    """No host has this credential (401)."""
+
+
+class Stale(Exception):
+    """The grant or the report is older than what the store has; the caller forgets it (410)."""
+
+
+def terms(tx: Tx) -> Terms:
+    row = tx.execute(sa.select(clock.c.generation, clock.c.generation_id, clock.c.tick)).one()
+    return Terms(row.generation, row.generation_id, row.tick)
+
+
+def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_id: str) -> None:
+    """Let a host in. Repeating it with the same credential changes nothing."""
+    if tx.execute(sa.select(hosts.c.id).where(hosts.c.id == host_id)).first() is not None:
+        return
+    now = tx.now
+    tx.execute(
+        sa.insert(hosts).values(
+            id=host_id,
+            hostname=hostname,
+            secret_hash=secret_hash,
+            machine_id=machine_id,
+            created_wall=now.wall,
+            enabled=True,
+            vcpus=0,
+            ram_mb=0,
+            disk_gb=0,
+            facts="{}",
+            unknown="[]",
+            version=0,
+            incarnation=0,
+            sequence=0,
+            seen=now.lease,
+            seen_wall=now.wall,
+        )
+    )
+
+
+def authenticate_host(tx: Tx, host_id: str, secret_hash: str) -> None:
+    """Raises :class:`UnknownHost` unless the credential is this host's."""
+    query = sa.select(hosts.c.id).where(hosts.c.id == host_id, hosts.c.secret_hash == secret_hash)
+    if tx.execute(query).first() is None:
+        raise UnknownHost(host_id)
+
+
+def register(tx: Tx, host_id: str, ask: Register) -> Registered:
+    """A new incarnation, by compare-and-swap; it ends all leases of earlier ones in this transaction."""
+    lock_host(tx, host_id)
+    row = tx.execute(sa.select(hosts).where(hosts.c.id == host_id)).first()
+    if row is None:
+        raise UnknownHost(host_id)
+    incarnation = row.incarnation
+    facts = ask.facts
+    values: dict[str, Any] = {
+        "facts": msgspec.json.encode(facts).decode(),
+        "vcpus": facts.vcpus,
+        "ram_mb": facts.ram_mb,
+        "disk_gb": facts.disk_gb,
+        "seen": tx.now.lease,
+        "seen_wall": tx.now.wall,
+    }
+    if row.start_token != ask.start:
+        incarnation += 1
+        values |= {"incarnation": incarnation, "start_token": ask.start, "sequence": 0}
+        mine = sa.select(placements.c.server_id).where(placements.c.host_id == host_id)
+        tx.execute(
+            sa.update(servers)
+            .where(servers.c.id.in_(mine), servers.c.lease_incarnation.is_not(None))
+            .values(lease_incarnation=None, work_deadline=None)
+        )
+    tx.execute(sa.update(hosts).where(hosts.c.id == host_id).values(values))
+    return Registered(incarnation, HEARTBEAT, LEASE, terms(tx))
+
+
+_BEAT = (
+    sa.update(hosts)
+    .where(
+        hosts.c.id == sa.bindparam("host"),
+        hosts.c.incarnation == sa.bindparam("by"),
+        hosts.c.sequence < sa.bindparam("number"),
+    )
+    .values(
+        seen=sa.bindparam("lease"),
+        seen_wall=sa.bindparam("wall"),
+        sequence=sa.bindparam("number"),
+        unknown=sa.bindparam("found"),
+    )
+)
+
+
+def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
+    """One write renews every lease of the host: they are judged by its row. A late one changes nothing."""
+    now = tx.now
+    done = tx.execute(
+        _BEAT,
+        {
+            "host": host_id,
+            "by": beat.incarnation,
+            "number": beat.sequence,
+            "lease": now.lease,
+            "wall": now.wall,
+            "found": msgspec.json.encode(beat.unknown).decode(),
+        },
+    )
+    if done.rowcount != 1:
+        _check_incarnation(tx, host_id, beat.incarnation)
+    return terms(tx)
+
+
+def _check_incarnation(tx: Tx, host_id: str, incarnation: int) -> None:
+    current = tx.execute(sa.select(hosts.c.incarnation).where(hosts.c.id == host_id)).scalar_one_or_none()
+    if current is None:
+        raise UnknownHost(host_id)
+    if current != incarnation:
+        raise Superseded(f"incarnation {incarnation} of host {host_id} was superseded by {current}")
+
+
+_WANTS = (
+    sa.select(
+        servers.c.id,
+        servers.c.spec,
+        servers.c.power,
+        servers.c.intent,
+        servers.c.edge,
+        servers.c.edge_soft,
+        servers.c.deleted,
+        servers.c.disk_id,
+        servers.c.world_version,
+        placements.c.generation,
+        placements.c.epoch,
+        placements.c.nonce,
+        placements.c.state,
+        operations.c.kind,
+        operations.c.deadline,
+    )
+    .join(placements, placements.c.server_id == servers.c.id)
+    .outerjoin(operations, sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open"))
+    .where(placements.c.host_id == sa.bindparam("host"), servers.c.world_version > sa.bindparam("since"))
+)
+_IDS = sa.select(placements.c.server_id).where(placements.c.host_id == sa.bindparam("host"))
+_ASKS = sa.select(asks.c.id, asks.c.server_id, asks.c.kind, asks.c.argument).where(
+    asks.c.host_id == sa.bindparam("host"), asks.c.answer.is_(None)
+)
+
+
+def world_version(tx: Tx, host_id: str, incarnation: int) -> tuple[int, bool]:
+    """The version of a host's world, and whether a question waits for it. Raises :class:`Superseded`."""
+    _check_incarnation(tx, host_id, incarnation)
+    version = _version(tx, host_id)
+    return version, tx.execute(_ASKS, {"host": host_id}).first() is not None
+
+
+def _version(tx: Tx, host_id: str) -> int:
+    return int(tx.execute(sa.select(hosts.c.version).where(hosts.c.id == host_id)).scalar_one())
+
+
+def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
+    """What changed for the host since ``since``; everything, where that is not of this history."""
+    _check_incarnation(tx, host_id, incarnation)
+    version = _version(tx, host_id)
+    if since > version:
+        since = -1
+    rows = tx.execute(_WANTS, {"host": host_id, "since": since}).all()
+    questions = tx.execute(_ASKS, {"host": host_id}).all()
+    return World(
+        version=version,
+        ids=tuple(tx.execute(_IDS, {"host": host_id}).scalars()),
+        wants=tuple(_want(row, tx.now.lease) for row in rows),
+        asks=tuple(
+            Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
+            for q in questions
+        ),
+        terms=terms(tx),
+    )
+
+
+def _want(row: Any, lease: float) -> Want:
+    patience = 0.0
+    if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
+        patience = max(row.deadline - lease, 0.0)
+    return Want(
+        server_id=row.id,
+        fence=Fence(row.generation, row.epoch),
+        nonce=row.nonce,
+        version=row.world_version,
+        intent=row.intent,
+        power=Power(row.power),
+        edge=row.edge,
+        soft=row.edge_soft,
+        patience=patience,
+        gone=row.deleted or row.state == "tombstone",
+        disk_recorded=row.disk_id is not None,
+        spec=_spec.decode(row.spec),
+    )
+
+
+def claim(tx: Tx, host_id: str, ask: Claim) -> None:
+    """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
+    _check_incarnation(tx, host_id, ask.incarnation)
+    state = _placement_state(tx, host_id, ask.server_id, ask.fence)
+    if state == "tombstone":
+        return
+    done = tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == ask.server_id, sa.not_(servers.c.settled))
+        .values(lease_incarnation=ask.incarnation, work_deadline=tx.now.lease + STALL)
+    )
+    if done.rowcount:
+        judge(tx, ask.server_id)
+
+
+def _placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
+    row = tx.execute(
+        sa.select(placements.c.state).where(
+            placements.c.server_id == server_id,
+            placements.c.host_id == host_id,
+            placements.c.generation == fence.generation,
+            placements.c.epoch == fence.epoch,
+        )
+    ).first()
+    if row is None:
+        raise Stale(f"server {server_id} is not granted to host {host_id} at {fence}")
+    return str(row.state)
+
+
+def report(tx: Tx, host_id: str, ask: Report) -> None:
+    """Take what a host sees of one server. Late, repeated and reordered reports change nothing.
+
+    Raises :class:`Superseded` and :class:`Stale`.
+    """
+    seen = ask.observation
+    if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
+        lock_host(tx, host_id)  # these two decide on more than the server's own row
+    _check_incarnation(tx, host_id, ask.incarnation)
+    if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
+        if seen.step is Step.REMOVED:
+            _clear_tombstone(tx, host_id, ask)
+        return
+    loaded = load_server(tx, ask.server_id, lock=True)
+    assert loaded is not None
+    if not _write_observation(tx, loaded.server, ask):
+        return
+    if isinstance(seen.guest, Off):
+        _respect_power_off(tx, host_id, loaded.server, seen)
+    if seen.step is Step.REMOVED and loaded.server.deleted:
+        finish_delete_locked(tx, loaded.server, tombstone=False)
+        return
+    judge(tx, ask.server_id)
+
+
+def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
+    """Write it if it is newer than what is there, by (incarnation, sequence) as a pair."""
+    now, seen = tx.now, ask.observation
+    if isinstance(seen.guest, Unclear) and server.seen is not None:
+        # Unknown is never a worse status (law 4): what was seen last stands, with the trouble beside it.
+        seen = msgspec.structs.replace(seen, guest=server.seen.guest, intent=server.seen.intent)
+    values: dict[str, Any] = {
+        "seen": msgspec.json.encode(seen).decode(),
+        "seen_at": now.lease,
+        "seen_wall": now.wall,
+        "seen_incarnation": ask.incarnation,
+        "seen_sequence": ask.sequence,
+        "updated_wall": now.wall,
+    }
+    if ask.disk_id is not None and not server.disk_recorded:
+        values["disk_id"] = ask.disk_id
+    if server.launched_wall is None and isinstance(seen.guest, Running | Paused | Off):
+        values["launched_wall"] = now.wall
+    if server.lease_incarnation is not None:
+        values |= {"lease_incarnation": ask.incarnation, "work_deadline": now.lease + STALL}
+    newer = sa.or_(
+        servers.c.seen_incarnation < ask.incarnation,
+        sa.and_(servers.c.seen_incarnation == ask.incarnation, servers.c.seen_sequence < ask.sequence),
+    )
+    done = tx.execute(sa.update(servers).where(servers.c.id == ask.server_id, newer).values(values))
+    return done.rowcount == 1
+
+
+def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:
+    """The guest powered itself off: that is what its user wants now, unless they said otherwise since."""
+    assert isinstance(seen.guest, Off)
+    obeys = server.power is Power.ON and seen.intent == server.intent and seen.guest.edge >= server.edge
+    if not obeys or server.deleted or seen.disk is not Thing.PRESENT:
+        return
+    now = tx.now
+    number = server.intent + 1
+    owner = tx.execute(
+        sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)
+    ).one()
+    tx.execute(
+        sa.insert(operations).values(
+            id=f"{server.id}.power-off.{number}",
+            resource_kind="server",
+            resource_id=server.id,
+            kind=OperationKind.STOP.value,
+            edge=server.edge,
+            soft=False,
+            state="done",
+            reason="the guest powered itself off",
+            request_id=f"req-{server.id}"[:36] + f"-{number}",
+            user_id=owner.user_id,
+            project_id=owner.project_id,
+            host=server.host.hostname if server.host else None,
+            since=now.lease,
+            started_wall=now.wall,
+            finished_wall=now.wall,
+        )
+    )
+    tx.execute(
+        sa.update(servers).where(servers.c.id == server.id).values(power=Power.OFF.value, intent=number)
+    )
+    bump_world(tx, host_id, server.id)
+
+
+def _clear_tombstone(tx: Tx, host_id: str, ask: Report) -> None:
+    """The host was seen without it: its addresses and its room are free again."""
+    tx.execute(
+        sa.delete(placements).where(
+            placements.c.server_id == ask.server_id,
+            placements.c.host_id == host_id,
+            placements.c.generation == ask.fence.generation,
+            placements.c.epoch == ask.fence.epoch,
+            placements.c.state == "tombstone",
+        )
+    )
+    rest = tx.execute(sa.select(placements.c.epoch).where(placements.c.server_id == ask.server_id)).first()
+    if rest is None:
+        tx.execute(sa.delete(ports).where(ports.c.server_id == ask.server_id))
+
+
+def answer_ask(tx: Tx, host_id: str, incarnation: int, ask_id: str, text: str) -> None:
+    """Take the answer to a question; one that nobody waits for any more is dropped."""
+    _check_incarnation(tx, host_id, incarnation)
+    tx.execute(
+        sa.update(asks)
+        .where(asks.c.id == ask_id, asks.c.host_id == host_id, asks.c.answer.is_(None))
+        .values(answer=text)
+    )

@@ -1,0 +1,47 @@
+"""Questions to a host that only it can answer, with a deadline; nobody waits for ever."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.store.engine import Tx
+from unstuck.store.schema.compute import asks, placements
+
+
+def ask_host(
+    tx: Tx, *, ask_id: str, server_id: str, kind: str, lines: int | None, seconds: float
+) -> str | None:
+    """Put a question about a server to its host; returns the host's id, None when it has none."""
+    host_id = tx.execute(
+        sa.select(placements.c.host_id).where(
+            placements.c.server_id == server_id, placements.c.state == "live"
+        )
+    ).scalar_one_or_none()
+    if host_id is None:
+        return None
+    tx.execute(
+        sa.insert(asks).values(
+            id=ask_id,
+            host_id=host_id,
+            server_id=server_id,
+            kind=kind,
+            argument=msgspec.json.encode(lines).decode(),
+            deadline=tx.now.lease + seconds,
+        )
+    )
+    return str(host_id)
+
+
+def read_answer(tx: Tx, ask_id: str) -> str | None:
+    """The answer, once it is there."""
+    return tx.execute(sa.select(asks.c.answer).where(asks.c.id == ask_id)).scalar_one_or_none()
+
+
+def drop_ask(tx: Tx, ask_id: str) -> None:
+    tx.execute(sa.delete(asks).where(asks.c.id == ask_id))
+
+
+def sweep_asks(tx: Tx) -> int:
+    """Drop questions whose asker has died: their deadline is over. Returns how many."""
+    return tx.execute(sa.delete(asks).where(asks.c.deadline < tx.now.lease)).rowcount

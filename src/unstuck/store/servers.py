@@ -1,0 +1,445 @@
+"""Servers: accept what users want, grant places, finish deletes. One function is one transaction."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.core.server.control import Outcome, away
+from unstuck.core.server.data import (
+    Failure,
+    OperationKind,
+    Power,
+    Server,
+    Spec,
+    Step,
+)
+from unstuck.core.server.status import status
+from unstuck.core.time import Now
+from unstuck.store.engine import Tx
+from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
+from unstuck.store.schema.clock import clock
+from unstuck.store.schema.compute import hosts, operations, placements, servers
+from unstuck.store.schema.network import ports
+
+OPERATION_DEADLINE = {
+    OperationKind.CREATE: 600.0,
+    OperationKind.STOP: 60.0,
+    OperationKind.START: 300.0,
+    OperationKind.REBOOT: 120.0,
+    OperationKind.DELETE: 300.0,
+}
+"""Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
+
+
+class Conflict(Exception):
+    """The request cannot be taken in the resource's present state (409); the message says why."""
+
+
+class NotFound(Exception):
+    """There is no such resource for this project (404)."""
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks: goes into the operation row."""
+
+    request_id: str
+    user_id: str
+    project_id: str
+
+
+class NewServer(msgspec.Struct, frozen=True):
+    """A create request that has been checked. ``spec.nics`` hold the ports allotted in this transaction."""
+
+    id: str
+    name: str
+    description: str | None
+    image_id: str
+    flavor_id: str
+    flavor: dict[str, object]
+    key_name: str | None
+    metadata: dict[str, str]
+    tags: tuple[str, ...]
+    requested_zone: str | None
+    config_drive: bool
+    disk_config: str
+    reservation_id: str
+    launch_index: int
+    access_ipv4: str
+    access_ipv6: str
+    spec: Spec
+
+
+def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
+    """Accept a server: this row *is* the work item (law 1). Its ports were inserted before it is read."""
+    now = tx.now
+    tx.execute(
+        sa.insert(servers).values(
+            id=new.id,
+            project_id=caller.project_id,
+            user_id=caller.user_id,
+            name=new.name,
+            description=new.description,
+            image_id=new.image_id,
+            flavor_id=new.flavor_id,
+            flavor=msgspec.json.encode(new.flavor).decode(),
+            key_name=new.key_name,
+            user_data=new.spec.user_data,
+            meta=msgspec.json.encode(new.metadata).decode(),
+            tags=msgspec.json.encode(new.tags).decode(),
+            requested_zone=new.requested_zone,
+            config_drive=new.config_drive,
+            disk_config=new.disk_config,
+            reservation_id=new.reservation_id,
+            launch_index=new.launch_index,
+            access_ipv4=new.access_ipv4,
+            access_ipv6=new.access_ipv6,
+            spec=msgspec.json.encode(new.spec).decode(),
+            created=now.lease,
+            created_wall=now.wall,
+            updated_wall=now.wall,
+            power="on",
+            intent=1,
+            edge=1,
+            edge_soft=False,
+            deleted=False,
+            epoch=0,
+            world_version=0,
+            seen_at=now.lease,
+            seen_incarnation=0,
+            seen_sequence=0,
+            removed=False,
+            settled=False,
+            next_look=now.lease,
+        )
+    )
+    _open(tx, new.id, OperationKind.CREATE, 1, soft=False, caller=caller, host=None)
+
+
+def _open(
+    tx: Tx, server_id: str, kind: OperationKind, edge: int, *, soft: bool, caller: Caller, host: str | None
+) -> None:
+    now = tx.now
+    tx.execute(
+        sa.insert(operations).values(
+            id=f"{server_id}.{kind.value}.{caller.request_id}",
+            resource_kind="server",
+            resource_id=server_id,
+            kind=kind.value,
+            edge=edge,
+            soft=soft,
+            state="open",
+            reason="",
+            request_id=caller.request_id,
+            user_id=caller.user_id,
+            project_id=caller.project_id,
+            host=host,
+            since=now.lease,
+            started_wall=now.wall,
+            deadline=now.lease + OPERATION_DEADLINE[kind],
+        )
+    )
+
+
+def _load_for_change(tx: Tx, server_id: str) -> Server:
+    """Lock host, then server (that order everywhere), and read again what was read before the lock."""
+    for _ in range(3):
+        first = load_server(tx, server_id)
+        if first is None or first.server.removed:
+            raise NotFound(f"Instance {server_id} could not be found.")
+        if first.server.place is not None:
+            lock_host(tx, first.server.place.host_id)
+        second = load_server(tx, server_id, lock=True)
+        assert second is not None
+        if second.server.removed:
+            raise NotFound(f"Instance {server_id} could not be found.")
+        if second.server.place is not None and first.server.place is None:
+            continue
+        return second.server
+    raise Conflict(f"Instance {server_id} is changing; try again.")
+
+
+def _refuse_unless(
+    server: Server, tx: Tx, verb: str, allowed: frozenset[str], *, open_ok: bool = False
+) -> None:
+    shown = status(server, tx.now)
+    if server.deleted:
+        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state deleting")
+    if shown.vm_state not in allowed:
+        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in vm_state {shown.vm_state}")
+    if not open_ok and server.operation is not None:
+        task = shown.task_state or server.operation.kind.value
+        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state {task}")
+
+
+def _want(
+    tx: Tx, server: Server, kind: OperationKind, caller: Caller, *, power: Power, edge: int, soft: bool
+) -> None:
+    if server.operation is not None:
+        close_operation(tx, server.operation.id, Outcome("superseded", f"overridden by {kind.value}"))
+    host = server.host.hostname if server.host else None
+    _open(tx, server.id, kind, edge, soft=soft, caller=caller, host=host)
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server.id)
+        .values(
+            power=power.value,
+            intent=server.intent + 1,
+            edge=edge,
+            edge_soft=soft,
+            updated_wall=tx.now.wall,
+        )
+    )
+    if server.place is not None:
+        bump_world(tx, server.place.host_id, server.id)
+    judge(tx, server.id)
+
+
+def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
+    """The user wants it off. Returns the host to notify. Raises :class:`Conflict`, :class:`NotFound`."""
+    server = _load_for_change(tx, server_id)
+    _refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
+    if server.place is None:
+        raise Conflict(f"Cannot 'stop' instance {server.id}: it was never placed on a host")
+    _want(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
+    return server.place.host_id
+
+
+def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
+    """The user wants it on: a new guest process, hence a new edge."""
+    server = _load_for_change(tx, server_id)
+    _refuse_unless(server, tx, "start", frozenset({"stopped"}))
+    _want(tx, server, OperationKind.START, caller, power=Power.ON, edge=server.intent + 1, soft=False)
+    return server.place.host_id if server.place else None
+
+
+def reboot_server(tx: Tx, server_id: str, caller: Caller, *, soft: bool) -> str | None:
+    """A new guest process; ``soft`` asks the guest to end the old one by itself first."""
+    server = _load_for_change(tx, server_id)
+    allowed = {"active"} if soft else {"active", "stopped", "paused", "error"}
+    # As the compute API has it, a hard reboot may override a reboot that is under way.
+    overrides = server.operation is not None and server.operation.kind is OperationKind.REBOOT
+    _refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)
+    if server.place is None:
+        raise Conflict(f"Cannot 'reboot' instance {server.id}: it was never placed on a host")
+    _want(tx, server, OperationKind.REBOOT, caller, power=Power.ON, edge=server.intent + 1, soft=soft)
+    return server.place.host_id
+
+
+def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
+    """Delete always wins (law 6): accepted in every state, remembered, overriding any operation.
+
+    A second delete changes nothing. Returns the host to notify, if one has to clean up.
+    """
+    server = _load_for_change(tx, server_id)
+    host_id = server.place.host_id if server.place else None
+    if server.deleted:
+        return host_id
+    if server.operation is not None:
+        close_operation(tx, server.operation.id, Outcome("superseded", "the server was deleted"))
+    host = server.host.hostname if server.host else None
+    _open(tx, server.id, OperationKind.DELETE, server.edge, soft=False, caller=caller, host=host)
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server.id)
+        .values(
+            deleted=True,
+            deleted_wall=tx.now.wall,
+            intent=server.intent + 1,
+            updated_wall=tx.now.wall,
+        )
+    )
+    if host_id is not None:
+        bump_world(tx, host_id, server.id)
+        if away(server, tx.now):
+            finish_delete_locked(tx, server, tombstone=True)
+    else:
+        finish_delete_locked(tx, server, tombstone=False)
+    judge(tx, server.id)
+    return host_id
+
+
+def due_servers(tx: Tx, limit: int) -> list[str]:
+    """Ids of servers whose next look is due, the longest overdue first."""
+    now = tx.now.lease
+    query = (
+        sa.select(servers.c.id)
+        .where(sa.not_(servers.c.settled), servers.c.next_look <= now)
+        .order_by(servers.c.next_look)
+        .limit(limit)
+    )
+    return list(tx.execute(query).scalars())
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    """What the control loop decides on: a server, the hosts that could take it, and the time."""
+
+    server: Server
+    hosts: tuple[str, ...]
+    now: Now
+
+
+def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
+    """A server, and the hosts that could take it, the emptiest first (enabled and not silent)."""
+    loaded = load_server(tx, server_id)
+    if loaded is None:
+        return None
+    if loaded.server.place is not None or loaded.server.deleted:
+        return ServerFacts(loaded.server, (), tx.now)
+    used = (
+        sa.select(placements.c.host_id, sa.func.sum(placements.c.ram_mb).label("ram"))
+        .group_by(placements.c.host_id)
+        .subquery()
+    )
+    free = hosts.c.ram_mb - sa.func.coalesce(used.c.ram, 0)
+    query = (
+        sa.select(hosts.c.id)
+        .outerjoin(used, used.c.host_id == hosts.c.id)
+        .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > tx.now.lease - 30.0)
+        .order_by(free.desc(), hosts.c.id)
+    )
+    return ServerFacts(loaded.server, tuple(tx.execute(query).scalars()), tx.now)
+
+
+def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
+    """Grant the server to the host, if there is room; false when there is none, or somebody was faster."""
+    lock_host(tx, host_id)
+    row = tx.execute(
+        sa.select(servers.c.spec, servers.c.epoch, servers.c.deleted, servers.c.failure)
+        .where(servers.c.id == server_id)
+        .with_for_update()
+    ).first()
+    if row is None or row.deleted or row.failure is not None:
+        return False
+    loaded = load_server(tx, server_id)
+    if loaded is None or loaded.server.place is not None:
+        return False
+    flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+    if not _has_room(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb):
+        return False
+    generation = tx.execute(sa.select(clock.c.generation)).scalar_one()
+    tx.execute(
+        sa.insert(placements).values(
+            server_id=server_id,
+            generation=generation,
+            epoch=row.epoch + 1,
+            host_id=host_id,
+            nonce=nonce,
+            state="live",
+            vcpus=flavor.vcpus,
+            ram_mb=flavor.ram_mb,
+            disk_gb=flavor.disk_gb,
+            granted=tx.now.lease,
+        )
+    )
+    tx.execute(sa.update(servers).where(servers.c.id == server_id).values(epoch=row.epoch + 1))
+    bump_world(tx, host_id, server_id)
+    judge(tx, server_id)
+    return True
+
+
+VCPU_OVERCOMMIT = 16
+"""Virtual CPUs that one CPU of a host may carry (the compute service's customary ratio)."""
+
+
+def _has_room(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int) -> bool:
+    """Capacity in use is derived from placements: there is no counter that can leak."""
+    used = tx.execute(
+        sa.select(
+            sa.func.coalesce(sa.func.sum(placements.c.vcpus), 0).label("vcpus"),
+            sa.func.coalesce(sa.func.sum(placements.c.ram_mb), 0).label("ram_mb"),
+            sa.func.coalesce(sa.func.sum(placements.c.disk_gb), 0).label("disk_gb"),
+        ).where(placements.c.host_id == host_id)
+    ).one()
+    host = tx.execute(
+        sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled).where(
+            hosts.c.id == host_id
+        )
+    ).first()
+    if host is None or not host.enabled:
+        return False
+    return bool(
+        used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT
+        and used.ram_mb + ram_mb <= host.ram_mb
+        and used.disk_gb + disk_gb <= host.disk_gb
+    )
+
+
+def postpone(tx: Tx, server_id: str, seconds: float) -> None:
+    """Nothing could be done now; look again in ``seconds`` of lease time."""
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server_id, sa.not_(servers.c.settled))
+        .values(next_look=tx.now.lease + seconds)
+    )
+
+
+def fail_server(tx: Tx, server_id: str, code: str, reason: str, remedy: str) -> None:
+    """Record that an unplaced server cannot be built; refused if it was placed or deleted meanwhile."""
+    loaded = load_server(tx, server_id, lock=True)
+    if loaded is None or loaded.server.place is not None or loaded.server.deleted:
+        return
+    failure = Failure(code, reason, remedy, tx.now.wall)
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server_id, servers.c.failure.is_(None))
+        .values(failure=msgspec.json.encode(failure).decode(), updated_wall=tx.now.wall)
+    )
+    judge(tx, server_id)
+
+
+def review_server(tx: Tx, server_id: str) -> None:
+    """Judge a due server again: the facts may have aged, and its next look must lie ahead."""
+    judge(tx, server_id)
+
+
+def finish_delete(tx: Tx, server_id: str) -> None:
+    """Finish a delete that no host has to take part in, or that its host is too long silent for."""
+    loaded = load_server(tx, server_id)
+    if loaded is None:
+        return
+    if loaded.server.place is not None:
+        lock_host(tx, loaded.server.place.host_id)
+    again = load_server(tx, server_id, lock=True)
+    assert again is not None
+    server = again.server
+    if not server.deleted or server.removed:
+        return
+    seen_removed = server.seen is not None and server.seen.step is Step.REMOVED
+    if server.place is not None and not seen_removed and not away(server, tx.now):
+        judge(tx, server_id)
+        return
+    finish_delete_locked(tx, server, tombstone=server.place is not None and not seen_removed)
+    judge(tx, server_id)
+
+
+def finish_delete_locked(tx: Tx, server: Server, *, tombstone: bool) -> None:
+    """The server is gone for its user. With a tombstone its addresses and its room stay taken until
+    the host was seen without it. The caller holds the host's row."""
+    if tombstone:
+        tx.execute(
+            sa.update(placements)
+            .where(placements.c.server_id == server.id, placements.c.state == "live")
+            .values(state="tombstone")
+        )
+    else:
+        tx.execute(sa.delete(placements).where(placements.c.server_id == server.id))
+        tx.execute(sa.delete(ports).where(ports.c.server_id == server.id))
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server.id)
+        .values(
+            removed=True,
+            removed_wall=tx.now.wall,
+            lease_incarnation=None,
+            work_deadline=None,
+            settled=True,
+            next_look=None,
+        )
+    )
+    # By resource and not by id: the operation may be one of this very transaction.
+    tx.execute(
+        sa.update(operations)
+        .where(operations.c.resource_id == server.id, operations.c.state == "open")
+        .values(state="done", finished_wall=tx.now.wall)
+    )
