@@ -61,7 +61,7 @@ async def stop(call: Call) -> Reply:
 
 
 async def crash(call: Call) -> Reply:
-    raise RuntimeError("the secret is 42")
+    raise RuntimeError("the secret is fish")
 
 
 async def away(call: Call) -> Reply:
@@ -103,7 +103,7 @@ async def authenticate(call: Call) -> Token:
     roles = {"admin": ("admin", "member", "reader"), "member": ("member", "reader")}.get(role, (role,))
     return Token(
         user_id="u", user_name="u", project_id="p", project_name="p", roles=roles, role_ids=roles,
-        methods=("password",), audit_id="a", issued_at=0.0, expires_at=1.0,
+        methods=("password",), audit_ids=("a",), issued_at=0.0, expires_at=1.0,
     )  # fmt: skip
 
 
@@ -205,7 +205,9 @@ def test_query_parameters_are_converted_or_refused(ask: Ask) -> None:
     assert ask("GET", THINGS + "?tag=%00").status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/compute/v2.1/nothing", THINGS + "/%00", THINGS + "/%ff", THINGS + "/1/2/3"])
+@pytest.mark.parametrize(
+    "path", ["/compute/v2.1/nothing", THINGS + "/%00", THINGS + "/%ff", THINGS + "/1/2/3"]
+)
 def test_an_unknown_path_is_a_404(ask: Ask, path: str) -> None:
     answer = ask("GET", path)
     assert answer.status_code == 404
@@ -304,7 +306,7 @@ class TestErrorsOfEveryService:
     def test_a_crash_is_a_500_that_shows_nothing(self, ask: Ask, service: str) -> None:
         answer = ask("GET", f"/{service}/crash")
         assert answer.status_code == 500
-        assert "42" not in answer.text
+        assert "fish" not in answer.text
         assert "Traceback" not in answer.text
         assert answer.headers["x-openstack-request-id"] in answer.text
 
@@ -330,7 +332,7 @@ class TestErrorsOfEveryService:
 
 
 def test_a_bad_host_header_never_gets_into_links(ask: Ask) -> None:
-    answer = ask("POST", THINGS, json={"thing": {"name": "x"}}, headers={"host": "evil\"><script>"})
+    answer = ask("POST", THINGS, json={"thing": {"name": "x"}}, headers={"host": 'evil"><script>'})
     assert "evil" not in answer.headers["location"]
 
 

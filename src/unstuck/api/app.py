@@ -11,6 +11,7 @@ from starlette.routing import Mount
 
 from unstuck.api.context import App, Settings
 from unstuck.api.dispatch import Authenticate, Dispatcher
+from unstuck.api.identity.auth import Authenticator
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Route
 from unstuck.store.engine import Store
@@ -39,14 +40,13 @@ def create_app(
     extra: dict[str, Any] | None = None,
 ) -> Starlette:
     """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
-    if authenticate is None:
-        from unstuck.api.identity.auth import Authenticator
-
-        authenticate = Authenticator()
-    app = App(settings=settings, notifier=notifier or Notifier(), extra=dict(extra or {}))
+    identity = Authenticator()
+    app = App(
+        settings=settings, notifier=notifier or Notifier(), extra={"identity": identity, **(extra or {})}
+    )
     table = all_routes() if routes is None else routes
     starlette = Starlette(
-        routes=[Mount("/", app=Dispatcher(store, app, table, authenticate))], lifespan=lifespan
+        routes=[Mount("/", app=Dispatcher(store, app, table, authenticate or identity))], lifespan=lifespan
     )
     starlette.state.unstuck = app
     return starlette

@@ -45,7 +45,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     role_ids: tuple[str, ...]
     """Ids of the same roles, in the same order."""
     methods: tuple[str, ...]
-    audit_id: str
+    audit_ids: tuple[str, ...]
+    """The token's own id, and that of the token it was made from."""
+    epoch: int = 0
+    """The user's epoch that the token was made in."""
     issued_at: float
     expires_at: float
     domain_id: str | None = None
@@ -54,7 +57,6 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     app_credential_id: str | None = None
     unrestricted: bool = True
     """False for an application credential that may not make further credentials."""
-    password_expires_at: None = None
 
     @property
     def is_admin(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -118,7 +119,9 @@ def _as_api_error(raised: Exception, request_id: str) -> ApiError:
     if isinstance(raised, StoreUnavailable):
         log.warning("store unavailable", request_id=request_id, error=str(raised))
         return ApiError(503, "The database does not answer. Try again.", headers={"retry-after": "5"})
-    log.error("unexpected error", request_id=request_id, exc_info=raised)
+    # As text: structlog's own renderer would print local variables, and with them passwords and tokens.
+    trace = "".join(traceback.format_exception(raised))
+    log.error("unexpected error", request_id=request_id, traceback=trace)
     return ApiError(500, f"An unexpected error happened. It was logged under the request id {request_id}.")
 
 

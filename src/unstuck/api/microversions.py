@@ -32,8 +32,7 @@ def requested(headers: Headers) -> Version:
     if not MIN <= version <= MAX:
         raise ApiError(
             406,
-            f"Version {text} is not supported by the API. "
-            f"Minimum is {show(MIN)} and maximum is {show(MAX)}.",
+            f"Version {text} is not supported by the API. Minimum is {show(MIN)} and maximum is {show(MAX)}.",
             kind="computeFault",
         )
     return version

@@ -32,7 +32,7 @@ class Notifier:
                 loop.call_soon_threadsafe(_settle, future)
 
     async def wait(self, key: str, timeout: float, *, since: int | None = None) -> bool:
-        """Wait for a wake-up of ``key`` later than ``since`` (default: now); false after ``timeout`` seconds."""
+        """Wait for a wake-up of ``key`` later than ``since`` (default: now); false after ``timeout`` s."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         entry = (loop, future)

@@ -13,8 +13,6 @@ import msgspec
 from unstuck.api.context import Token
 from unstuck.api.errors import forbidden
 
-IMPLIED: Final = {"admin": "manager", "manager": "member", "member": "reader"}
-
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """``roles``: any of them is enough (empty: any token). ``project``: the token needs a project."""
@@ -33,15 +31,6 @@ RULES: Final = {
     "admin": Rule(roles=frozenset({"admin"})),
     "service": Rule(roles=frozenset({"admin", "service"})),
 }
-
-
-def implied(names: set[str]) -> tuple[str, ...]:
-    """The given roles and those they imply, sorted."""
-    effective = set(names)
-    for name in names:
-        while (name := IMPLIED.get(name, "")) and name not in effective:
-            effective.add(name)
-    return tuple(sorted(effective))
 
 
 def enforce(rule: Rule, token: Token) -> None:

@@ -243,5 +243,3 @@ def _walk(
 def at_version(entries: list[Entry], version: Version) -> list[Entry]:
     """The entries that exist in this microversion."""
     return [e for e in entries if e.route.min_version <= version <= e.route.max_version]
-
-

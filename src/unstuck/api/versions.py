@@ -28,9 +28,7 @@ def _identity(call: Call) -> dict[str, Any]:
 
 async def identity_versions(call: Call) -> Reply:
     """``GET /identity``: 300, as keystone."""
-    return Reply(
-        {"versions": {"values": [_identity(call)]}}, headers={"location": call.url("/identity/v3/")}
-    )
+    return Reply({"versions": {"values": [_identity(call)]}}, headers={"location": call.url("/identity/v3/")})
 
 
 async def identity_version(call: Call) -> Reply:

@@ -160,12 +160,18 @@ def create_credential(tx: Tx, credential: AppCredential) -> list[Role]:
     return [get_role(tx, role_id) for role_id in credential.role_ids]
 
 
+def find_credential(tx: Tx, credential_id: str) -> AppCredential | None:
+    """A credential by id, if there is one."""
+    row = tx.execute(sa.select(app_credentials).where(app_credentials.c.id == credential_id)).first()
+    return None if row is None else _credential(row)
+
+
 def get_credential(tx: Tx, credential_id: str) -> AppCredential:
     """A credential by id."""
-    row = tx.execute(sa.select(app_credentials).where(app_credentials.c.id == credential_id)).first()
-    if row is None:
+    found = find_credential(tx, credential_id)
+    if found is None:
         raise NotFound(f"Could not find Application Credential: {credential_id}.")
-    return _credential(row)
+    return found
 
 
 def list_credentials(tx: Tx, user_id: str, *, name: str | None = None) -> list[AppCredential]:
