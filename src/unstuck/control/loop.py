@@ -44,7 +44,10 @@ class Transactions(Protocol):
 class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
-    def __init__(self, port: Port, store: Transactions, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK
+    ) -> None:
+        self._tick = tick
         self._port = port
         self._store = store
         self._notify = notify
@@ -61,7 +64,7 @@ class Controller:
                     await self._tx(asks.sweep_asks)
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
-            await self._port.pause(TICK, "tick")
+            await self._port.pause(self._tick, "tick")
 
     async def servers_forever(self) -> None:
         """Take the next step for each due server; one bad record stops nobody else (law 8)."""
@@ -75,7 +78,7 @@ class Controller:
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
                 due = []
-            await self._port.pause(0.0 if len(due) == BATCH else TICK, "control")
+            await self._port.pause(0.0 if len(due) == BATCH else self._tick, "control")
 
     async def _step_safely(self, server_id: str) -> None:
         try:

@@ -1,0 +1,355 @@
+"""The host agent: for each server on this host look, plan, do one thing, report; again and again.
+
+Nothing that matters is kept in memory. An agent that died is replaced by the next incarnation, which is
+told everything anew, looks, and goes on; what runs is adopted, what was begun is finished (law 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, assert_never
+
+import msgspec
+import structlog
+
+from unstuck.core.agents import Answer, Ask, Claim, Heartbeat, HostFacts, Register, Report, World
+from unstuck.core.port import Port
+from unstuck.core.server.data import (
+    Fence,
+    Gone,
+    Mute,
+    Observation,
+    Off,
+    Paused,
+    Running,
+    Step,
+    Thing,
+    Trouble,
+    Unclear,
+    View,
+    Want,
+)
+from unstuck.core.server.host import Act, Do, Hold, Rest, plan_host
+from unstuck.host.control import Control, Refused, Superseded, Unreachable
+from unstuck.host.driver import Driver, DriverError
+
+T = TypeVar("T")
+
+RELOOK = 10.0
+"""Seconds between two looks at a server at rest, if no event wakes us."""
+BACKOFF_MAX = 60.0
+CONSOLE_LIMIT = 256 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A want and when it was received, by this process's clock."""
+
+    want: Want
+    at: float
+
+
+class Agent:
+    """One incarnation of a host's agent. ``run`` ends when it is superseded."""
+
+    def __init__(self, port: Port, control: Control, driver: Driver, facts: HostFacts, start: str) -> None:
+        self._port = port
+        self._control = control
+        self._driver = driver
+        self._facts = facts
+        self._start = start
+        self._incarnation = 0
+        self._sequence = 0
+        self._version = -1
+        self._heartbeat = 5.0
+        self._lease = 30.0
+        self._answered = 0.0
+        self._held: dict[str, Held] = {}
+        self._tended: set[str] = set()
+        self._claimed: dict[str, tuple[Fence, int]] = {}
+        self._reported: dict[str, tuple[Fence, Observation]] = {}
+        self._asked: set[str] = set()
+        self._knows_world = False
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    async def run(self) -> None:
+        """Register, then work until superseded (then :class:`Superseded` is raised here or in a task)."""
+        await self._register()
+        self._port.spawn("heartbeat", self._beat_forever())
+        await self._follow_world()
+
+    async def _call(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        answer = await self._port.effect(f"control.{name}", work)
+        self._answered = self._port.clock()
+        return answer
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    async def _register(self) -> None:
+        ask = Register(self._start, self._facts)
+        for attempt in range(1_000_000):
+            try:
+                terms = await self._call("register", lambda: self._control.register(ask))
+            except Unreachable as error:
+                log.info("control plane unreachable", error=str(error))
+                await self._port.pause(min(0.25 * 2**attempt, 2.0), "register")
+                continue
+            self._incarnation = terms.incarnation
+            self._heartbeat, self._lease = terms.heartbeat, terms.lease
+            log.info("registered", incarnation=terms.incarnation, generation=terms.terms.generation)
+            return
+
+    async def _beat_forever(self) -> None:
+        while True:
+            try:
+                await self._beat()
+            except Unreachable as error:
+                log.info("heartbeat unanswered", error=str(error))
+            await self._port.pause(self._heartbeat, "heartbeat")
+
+    async def _beat(self) -> None:
+        beat = Heartbeat(self._incarnation, self._next_sequence(), await self._strangers())
+        await self._call("heartbeat", lambda: self._control.heartbeat(beat))
+
+    async def _strangers(self) -> tuple[str, ...]:
+        """Ids of what is on this host and not in its world: shown, never touched (law 7)."""
+        if not self._knows_world:
+            return ()
+        try:
+            found = await self._port.effect("driver.found", self._driver.found)
+        except DriverError:
+            return ()
+        return tuple(sorted(found - self._held.keys()))
+
+    async def _follow_world(self) -> None:
+        failures = 0
+        while True:
+            try:
+                world = await self._call(
+                    "world", lambda: self._control.world(self._incarnation, self._version)
+                )
+            except Unreachable as error:
+                failures += 1
+                log.info("world unanswered", error=str(error))
+                await self._port.pause(min(0.25 * 2**failures, 2.0), "world")
+                continue
+            failures = 0
+            news = self._take_world(world)
+            if not news:
+                # A question that is being answered makes the call return at once: do not spin on it.
+                await self._port.pause(max(self._control.idle, 0.05 if world.asks else 0.0), "world")
+
+    def _take_world(self, world: World) -> bool:
+        """Keep the newest of everything; true if there was anything new."""
+        now = self._port.clock()
+        news = world.version != self._version
+        self._version = world.version
+        self._knows_world = True
+        for want in world.wants:
+            self._held[want.server_id] = Held(want, now)
+            self._port.wake(want.server_id)
+        for server_id in [known for known in self._held if known not in world.ids]:
+            self._forget(server_id)
+        for server_id in self._held:
+            if server_id not in self._tended:
+                self._tended.add(server_id)
+                self._port.spawn(f"server {server_id}", self._tend(server_id))
+        for ask in world.asks:
+            if ask.id not in self._asked:
+                self._asked.add(ask.id)
+                self._port.spawn(f"ask {ask.id}", self._answer(ask))
+        self._asked.intersection_update(ask.id for ask in world.asks)
+        return news
+
+    def _forget(self, server_id: str) -> None:
+        self._held.pop(server_id, None)
+        self._claimed.pop(server_id, None)
+        self._reported.pop(server_id, None)
+        self._port.wake(server_id)
+
+    def _want(self, server_id: str) -> Want | None:
+        """What is wanted now; the patience it came with has been running out since."""
+        held = self._held.get(server_id)
+        if held is None:
+            return None
+        left = max(held.want.patience - (self._port.clock() - held.at), 0.0)
+        return msgspec.structs.replace(held.want, patience=left)
+
+    async def _tend(self, server_id: str) -> None:
+        """The loop of one server. Its errors are its own: they are backed off here (law 8)."""
+        failures = 0
+        try:
+            while (want := self._want(server_id)) is not None:
+                try:
+                    seconds = await self._step(want)
+                    failures = 0
+                except Refused:
+                    self._forget(server_id)
+                    return
+                except Unreachable:
+                    failures += 1
+                    seconds = min(0.5 * 2.0**failures, 5.0)
+                except DriverError as error:
+                    failures += 1
+                    seconds = min(2.0 ** (failures - 1), BACKOFF_MAX)
+                    await self._report_failure(want, str(error))
+                except Superseded:
+                    raise
+                except Exception:
+                    failures += 1
+                    seconds = min(2.0**failures, BACKOFF_MAX)
+                    log.exception("step failed", server=server_id)
+                if seconds:
+                    await self._port.pause(seconds, server_id)
+        finally:
+            self._tended.discard(server_id)
+
+    async def _step(self, want: Want) -> float:
+        """Look, decide, act; returns the seconds to wait before the next look."""
+        view = await self._port.effect("driver.look", lambda: self._driver.look(want))
+        decision = plan_host(want, view)
+        match decision:
+            case Act(do, step, then):
+                await self._act(want, view, do, step)
+                return then
+            case Hold(step, seconds, trouble):
+                await self._report(want, view, step, trouble)
+                return seconds
+            case Rest(step):
+                await self._report(want, view, step, None)
+                return RELOOK
+            case _ as never:
+                assert_never(never)
+
+    async def _act(self, want: Want, view: View, do: Do, step: Step) -> None:
+        await self._be_fresh()
+        await self._claim(want)
+        if self._want_changed(want):
+            return
+        log.info("act", server=want.server_id, do=do.value, guest=type(view.guest).__name__)
+        if do is Do.RECORD_DISK:
+            await self._record_disk(want, view, step)
+            return
+        work = self._work(do)
+        await self._port.effect(f"driver.{do.value}", lambda: work(want))
+
+    def _want_changed(self, want: Want) -> bool:
+        """Something newer arrived while we claimed: decide again rather than act on the old."""
+        held = self._held.get(want.server_id)
+        return held is None or held.want.intent != want.intent or held.want.fence != want.fence
+
+    def _work(self, do: Do) -> Callable[[Want], Awaitable[None]]:
+        driver = self._driver
+        match do:
+            case Do.FETCH:
+                return driver.fetch
+            case Do.MAKE_DISK:
+                return driver.make_disk
+            case Do.MAKE_NICS:
+                return driver.make_nics
+            case Do.START:
+                return driver.start
+            case Do.POWER_DOWN:
+                return driver.power_down
+            case Do.QUIT:
+                return driver.quit
+            case Do.REMOVE_NICS:
+                return driver.remove_nics
+            case Do.REMOVE_FOLDER:
+                return driver.remove_folder
+            case Do.RECORD_DISK:
+                raise AssertionError("recording a disk is no effect of the driver")
+            case _ as never:
+                assert_never(never)
+
+    async def _be_fresh(self) -> None:
+        """After a gap in answers longer than half a lease, renew before the next effect."""
+        if self._port.clock() - self._answered > self._lease / 2:
+            await self._beat()
+
+    async def _claim(self, want: Want) -> None:
+        """Work has an owner and a deadline before it begins (law 2); once for each intent."""
+        claimed = (want.fence, want.intent)
+        if self._claimed.get(want.server_id) == claimed:
+            return
+        ask = Claim(self._incarnation, want.server_id, want.fence)
+        await self._call("claim", lambda: self._control.claim(ask))
+        self._claimed[want.server_id] = claimed
+
+    async def _record_disk(self, want: Want, view: View, step: Step) -> None:
+        """From here on the store knows that the disk was made, and an empty one is never made again."""
+        observation = Observation(want.intent, view.guest, view.disk, step)
+        disk_id = f"{want.server_id}.{want.fence.generation}.{want.fence.epoch}.{want.nonce}"
+        await self._send(want, observation, "disk", disk_id)
+        held = self._held.get(want.server_id)
+        if held is not None and held.want.fence == want.fence:
+            recorded = msgspec.structs.replace(held.want, disk_recorded=True)
+            self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
+
+    async def _report_failure(self, want: Want, reason: str) -> None:
+        """An effect failed: say so, with the guest as it is now, and that it will be tried again."""
+        log.warning("effect failed", server=want.server_id, error=reason)
+        trouble = Trouble("effect-failed", reason, "none: it is tried again by itself")
+        try:
+            view = await self._port.effect("driver.look", lambda: self._driver.look(want))
+            await self._report(want, view, Step.WAITING, trouble)
+        except (Unreachable, Refused):
+            return
+
+    async def _report(self, want: Want, view: View, step: Step, trouble: Trouble | None) -> None:
+        """Report what is seen, unless just that was reported already: no news writes nothing."""
+        observation = Observation(want.intent, view.guest, view.disk, step, trouble)
+        if self._reported.get(want.server_id) == (want.fence, observation):
+            return
+        await self._send(want, observation, _word(observation), None)
+
+    async def _send(self, want: Want, observation: Observation, word: str, disk_id: str | None) -> None:
+        ask = Report(
+            incarnation=self._incarnation,
+            sequence=self._next_sequence(),
+            server_id=want.server_id,
+            fence=want.fence,
+            observation=observation,
+            disk_id=disk_id,
+        )
+        await self._call(f"report.{word}", lambda: self._control.report(ask))
+        self._reported[want.server_id] = (want.fence, observation)
+
+    async def _answer(self, ask: Ask) -> None:
+        try:
+            text = await self._port.effect(
+                "driver.console", lambda: self._driver.console(ask.server_id, ask.lines)
+            )
+        except DriverError as error:
+            text = f"[the console log cannot be read: {error}]"
+        answer = Answer(self._incarnation, text[-CONSOLE_LIMIT:])
+        try:
+            await self._call("answer", lambda: self._control.answer(ask.id, answer))
+        except Unreachable:
+            return  # the question has a deadline, and its asker hears of it
+
+
+def _word(observation: Observation) -> str:
+    """A report is named after what it says, so that a kill can be aimed at it."""
+    guest: Any = observation.guest
+    if observation.step is Step.REMOVED:
+        return "removed"
+    match guest:
+        case Running():
+            return "running"
+        case Paused():
+            return "paused"
+        case Off():
+            return "off"
+        case Mute() | Unclear():
+            return "unclear"
+        case Gone() if observation.step is Step.AT_REST and observation.disk is Thing.PRESENT:
+            return "stopped"
+        case _:
+            return "waiting"

@@ -1,0 +1,115 @@
+"""What must hold after every step, and what must hold when everything has come to rest."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from unstuck.core.server.control import satisfied
+from unstuck.core.server.data import Power, Running, Want
+from unstuck.core.server.status import status
+from unstuck.sim.world import STRANGER, SimGuest, SimHost, Watch
+from unstuck.store.engine import Store, Tx
+from unstuck.store.rows import load_server
+from unstuck.store.schema.compute import operations, placements, servers
+from unstuck.store.schema.network import ports
+
+
+class Truth(Watch):
+    """Checks every effect on a host against the store's intent at that very moment."""
+
+    def __init__(self, store: Store, hosts: list[SimHost]) -> None:
+        self._store = store
+        self._hosts = hosts
+        self.violations: list[str] = []
+
+    def fail(self, text: str) -> None:
+        self.violations.append(text)
+
+    def started(self, host: SimHost, want: Want) -> None:
+        """One guest per server in the whole cloud, and none that the store no longer grants."""
+        for other in self._hosts:
+            if want.server_id in other.guests:
+                self.fail(f"second guest of {want.server_id} on {host.id}: one lives on {other.id}")
+        server = self._server(want.server_id)
+        if server is None or server.place is None or server.place.fence != want.fence:
+            self.fail(f"{want.server_id} started under {want.fence}, which the store does not grant")
+        folder = host.folders.get(want.server_id)
+        if folder is not None and not want.disk_recorded:
+            self.fail(f"{want.server_id} started before its disk was recorded")
+
+    def quitting(self, host: SimHost, server_id: str, guest: SimGuest) -> None:
+        """A guest that its user wants running is never ended."""
+        if server_id == STRANGER:
+            self.fail("an unknown guest was ended")
+            return
+        server = self._server(server_id)
+        wanted = server is not None and not server.deleted and server.power is Power.ON
+        if wanted and server is not None and guest.edge >= server.edge and guest.state == "running":
+            self.fail(f"the healthy guest of {server_id} was ended")
+
+    def disk_made(self, host: SimHost, want: Want) -> None:
+        """Data only once (law 3)."""
+        server = self._server(want.server_id)
+        if server is not None and server.disk_recorded:
+            self.fail(f"the recorded disk of {want.server_id} was made again, empty")
+
+    def removing(self, host: SimHost, want: Want) -> None:
+        """Only what its user deleted is removed."""
+        server = self._server(want.server_id)
+        if server is None or not server.deleted:
+            self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")
+
+    def _server(self, server_id: str):  # type: ignore[no-untyped-def]
+        loaded = self._store.read(load_server, server_id)
+        return None if loaded is None else loaded.server
+
+
+def unsettled(tx: Tx) -> int:
+    """How many rows are not at rest: servers, open operations, tombstones."""
+    rows = tx.execute(sa.select(sa.func.count()).where(sa.not_(servers.c.settled))).scalar_one()
+    open_ops = tx.execute(sa.select(sa.func.count()).where(operations.c.state == "open")).scalar_one()
+    graves = tx.execute(sa.select(sa.func.count()).where(placements.c.state == "tombstone")).scalar_one()
+    return int(rows + open_ops + graves)
+
+
+def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[str]:
+    """The full diff of store against world, once everything is at rest."""
+    wrong: list[str] = []
+    living: dict[str, str] = {}
+    for server_id in tx.execute(sa.select(servers.c.id)).scalars():
+        loaded = load_server(tx, server_id)
+        assert loaded is not None
+        server = loaded.server
+        shown = status(server, tx.now).status
+        want = expected.get(server_id)
+        if want is not None and shown != want:
+            wrong.append(f"{server_id} is {shown}, expected {want}")
+        if not loaded.settled:
+            wrong.append(f"{server_id} is not settled")
+        if server.place is None:
+            continue
+        living[server_id] = server.place.host_id
+        host = next(h for h in hosts if h.id == server.place.host_id)
+        guest = host.guests.get(server_id)
+        if shown == "ACTIVE" and (guest is None or guest.state != "running"):
+            wrong.append(f"{server_id} is shown ACTIVE and no guest runs")
+        if shown == "SHUTOFF" and guest is not None:
+            wrong.append(f"{server_id} is shown SHUTOFF and its process lives")
+        if satisfied(server) and isinstance(server.seen and server.seen.guest, Running) and guest is None:
+            wrong.append(f"{server_id} is recorded running and is not")
+    return wrong + _leftovers(tx, hosts, living)
+
+
+def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str]:
+    wrong = []
+    for host in hosts:
+        mine = {server_id for server_id, host_id in living.items() if host_id == host.id}
+        for kind, names in (("guest", set(host.guests)), ("folder", set(host.folders)), ("tap", host.taps)):
+            wrong += [f"{kind} of {name} is left over on {host.id}" for name in names - mine - {STRANGER}]
+        if STRANGER not in host.guests:
+            wrong.append(f"the unknown guest on {host.id} was destroyed")
+    kept = set(tx.execute(sa.select(ports.c.server_id)).scalars())
+    wrong += [f"address of {name} is still taken" for name in kept - set(living)]
+    placed = set(tx.execute(sa.select(placements.c.server_id)).scalars())
+    wrong += [f"room for {name} is still taken" for name in placed - set(living)]
+    return wrong

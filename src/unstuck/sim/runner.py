@@ -1,0 +1,356 @@
+"""One run: a scenario, a schedule, its faults, and the verdict."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+import pysqlite3
+
+from unstuck.control.loop import Controller
+from unstuck.core.server.data import Flavor, Spec
+from unstuck.core.server.status import status
+from unstuck.host.agent import Agent
+from unstuck.host.control import Superseded, Unreachable
+from unstuck.sim.engine import CRASHES, NETWORK, Engine, Fault, Process, Task, run_now
+from unstuck.sim.invariants import Truth, differences, unsettled
+from unstuck.sim.scenarios import SCENARIOS
+from unstuck.sim.world import SimControl, SimDriver, SimHost, SimStore
+from unstuck.store import agents, clock, networks, servers
+from unstuck.store.engine import Store, Tx
+from unstuck.store.rows import load_server
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BOUND = 180.0
+"""Virtual seconds after the last fault within which everything has to be at rest (decisions: numbers)."""
+PATIENCE = 900.0
+"""Virtual seconds after which a user's script that still waits counts as a violation."""
+
+FaultPlan = dict[int, Fault]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one run showed."""
+
+    scenario: str
+    effects: int
+    violations: tuple[str, ...]
+    names: tuple[tuple[str, str], ...] = ()
+    trace: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class Cloud:
+    """A database in memory that is put back to its template before each run."""
+
+    def __init__(self, hosts: int = 1) -> None:
+        self.time = 1_000_000.0
+        self.store = Store("sqlite://", wall=lambda: self.time)
+        self.store.create_all()
+        self.host_ids = [f"host-{n}" for n in range(hosts)]
+        self.store.transact(_populate, self.host_ids)
+        with self.store.engine.connect() as conn:
+            self._live: Any = conn.connection.driver_connection
+        self._template = pysqlite3.connect(":memory:")
+        self._live.backup(self._template)
+
+    def reset(self) -> None:
+        self._template.backup(self._live)
+
+
+def _populate(tx: Tx, host_ids: list[str]) -> None:
+    clock.init_clock(tx, generation_id="g")
+    networks.ensure_default_network(tx, project_id="p", cidr="10.77.0.0/24")
+    for host_id in host_ids:
+        agents.add_host(tx, host_id=host_id, hostname=host_id, secret_hash="s", machine_id=host_id)
+
+
+@functools.cache
+def cloud(hosts: int = 1) -> Cloud:
+    return Cloud(hosts)
+
+
+class Run:
+    """The processes and the world of one run."""
+
+    def __init__(
+        self, scenario: str, *, seed: int | None, faults: FaultPlan, tracing: bool, hosts: int = 1
+    ) -> None:
+        self.cloud = cloud(hosts)
+        self.cloud.reset()
+        self.store = self.cloud.store
+        self.scenario = scenario
+        self.engine = Engine(seed)
+        self.engine.tracing = tracing
+        self.faults = faults
+        self.names: list[tuple[str, str]] = []
+        self.hosts = [SimHost(self.engine, host_id) for host_id in self.cloud.host_ids]
+        self.truth = Truth(self.store, self.hosts)
+        self.expected: dict[str, str] = {}
+        self.control: Process | None = None
+        self.agents: dict[str, Process] = {}
+        self.drivers: dict[Process, SimDriver] = {}
+        self.scripts = 0
+        self.rng = self.engine.random
+        self.engine.fault_at = self._fault_at
+        self.engine.apply_fault = self._apply
+        self.engine.half = self._half
+        self.engine.lost = lambda: Unreachable("no answer")
+        self.engine.ended = self._ended
+        self.lose_wakes = seed is not None and self.rng.random() < 0.3
+
+    # processes
+
+    def boot_control(self) -> None:
+        process = self.control = self.engine.process("control")
+        controller = Controller(process.port, SimStore(self.store), self._notify, tick=4.0)
+        process.spawn("servers", controller.servers_forever())
+        process.spawn("tick", controller.tick_forever())
+
+    def boot_agent(self, host: SimHost) -> None:
+        old = self.agents.get(host.id)
+        if old is not None:
+            old.kill()  # the host's lock: whoever takes over ends the holder first
+        process = self.agents[host.id] = self.engine.process(f"agent-{host.id}")
+        driver = SimDriver(host, self.truth)
+        self.drivers[process] = driver
+        client = SimControl(self.store, host.id, self._control_up, lambda: self._wake("control"))
+        agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce())
+        process.spawn("main", agent.run())
+
+    def _control_up(self) -> bool:
+        return self.control is not None and self.control.frozen_until <= self.engine.now
+
+    def _notify(self, key: str) -> None:
+        for host_id, process in self.agents.items():
+            if key == f"host:{host_id}" and not self.lose_wakes:
+                process.wake("world")
+
+    def _wake(self, key: str) -> None:
+        if self.control is not None and not self.lose_wakes:
+            self.control.wake(key)
+
+    def _ended(self, error: Exception) -> None:
+        if not isinstance(error, Superseded):
+            self.truth.fail(f"a process ended: {error!r}")
+
+    # faults
+
+    def _fault_at(self, number: int, process: Process, name: str) -> Fault | None:
+        self.names.append((process.name.split("-")[0], name))
+        fault = self.faults.get(number)
+        return fault if fault is not None and fault in applicable(process.name, name) else None
+
+    def _half(self, _name: str, work: Callable[[], Awaitable[Any]]) -> None:
+        for process, driver in self.drivers.items():
+            driver.cutting = not process.dead
+        try:
+            run_now(work())
+        except Exception as error:
+            self.engine.log(f"cut effect: {error!r}")
+        for driver in self.drivers.values():
+            driver.cutting = False
+
+    def _apply(self, fault: Fault, process: Process, _task: Task) -> None:
+        engine = self.engine
+        again = self.rng.choice((0.2, 3.0, 20.0)) if not engine.fair else 1.0
+        if fault is Fault.FREEZE:
+            process.frozen_until = engine.now + (self.rng.choice((10.0, 45.0)) if not engine.fair else 45.0)
+            return
+        if process is self.control:
+            process.kill()
+            self.control = None
+            engine.at(again, self.boot_control)
+            return
+        host = next(h for h in self.hosts if self.agents.get(h.id) is process)
+        if fault is Fault.FREEZE_REPLACED:
+            process.frozen_until = engine.now + 1e9
+            engine.at(2.0, lambda: self.boot_agent(host))
+            return
+        process.kill()
+        if fault is Fault.HOST_REBOOT:
+            host.reboot()
+        engine.at(again, lambda: self.boot_agent(host))
+
+    # verdict
+
+    def run(self) -> Verdict:
+        engine = self.engine
+        self.boot_control()
+        for host in self.hosts:
+            self.boot_agent(host)
+        user = SimUser(self)
+        user.beside(SCENARIOS[self.scenario](user))  # type: ignore[arg-type]
+        start = engine.now
+        engine.after_step = self._after_step
+        try:
+            engine.run(start + PATIENCE, done=self._at_rest)
+            if not self._at_rest():
+                self.truth.fail(
+                    f"not at rest after {PATIENCE:.0f} s: {self._unsettled()} rows, {self.scripts} scripts"
+                )
+            self.truth.violations.extend(self.store.read(differences, self.hosts, self.expected))
+        except Broken:
+            pass
+        finally:
+            for process in engine.processes:
+                process.kill()
+        return Verdict(
+            self.scenario, engine.effects, tuple(self.truth.violations), tuple(self.names), tuple(engine.trace),
+            engine.now - start,
+        )  # fmt: skip
+
+    def _after_step(self) -> None:
+        self.cloud.time = self.engine.now
+        if self.truth.violations:
+            raise Broken
+
+    def _unsettled(self) -> int:
+        self.cloud.time = self.engine.now
+        return self.store.read(unsettled)
+
+    def _at_rest(self) -> bool:
+        return self.scripts == 0 and not self.engine.timers and self._unsettled() == 0
+
+
+class Broken(Exception):
+    """A safety invariant failed; the run ends here."""
+
+
+def applicable(process: str, name: str) -> tuple[Fault, ...]:
+    """The faults that can happen at an effect."""
+    if process.startswith("agent"):
+        crashes = (
+            Fault.CRASH_BEFORE,
+            Fault.CRASH_AFTER,
+            Fault.FREEZE,
+            Fault.FREEZE_REPLACED,
+            Fault.HOST_REBOOT,
+        )
+        if name in ("driver.make_disk", "driver.start", "driver.remove_folder"):
+            crashes += (Fault.CRASH_HALF,)
+        return crashes + NETWORK if name.startswith("control.") else crashes
+    return (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE)
+
+
+class SimUser:
+    """A user with the compute API; requests go to the store functions that the API calls."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._process = run.engine.process("user")
+        self._process.faultable = False
+        self._requests = 0
+
+    def beside(self, script: Coroutine[Any, Any, None]) -> None:
+        self._run.scripts += 1
+        self._process.spawn("script", self._counted(script))
+
+    async def _counted(self, script: Coroutine[Any, Any, None]) -> None:
+        await script
+        self._run.scripts -= 1
+
+    async def wait(self, seconds: float) -> None:
+        await self._process.port.pause(seconds, "never")
+
+    def _caller(self) -> servers.Caller:
+        self._requests += 1
+        return servers.Caller(f"req-{self._requests}", "u", "p")
+
+    async def _request(
+        self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """One request, repeated while the control plane is down or says that it has to wait."""
+        while True:
+            if self._run.control is not None:
+
+                async def work() -> T:
+                    return self._run.store.transact(tx, *args, **kwargs)
+
+                try:
+                    answer = await self._process.port.effect(f"api.{name}", work)
+                except servers.Conflict as error:
+                    self._run.engine.log(f"409: {error}")
+                else:
+                    self._run._wake("control")
+                    self._run._notify(f"host:{answer}")
+                    return answer
+            await self.wait(1.0)
+
+    async def create(self, name: str) -> None:
+        caller = self._caller()
+        await self._request("create", _create, name, caller)
+        self._run.expected[name] = "ACTIVE"
+
+    async def delete(self, name: str) -> None:
+        await self._request("delete", servers.delete_server, name, self._caller())
+        self._run.expected[name] = "DELETED"
+
+    async def stop(self, name: str) -> None:
+        await self._request("stop", servers.stop_server, name, self._caller())
+        self._run.expected[name] = "SHUTOFF"
+
+    async def start(self, name: str) -> None:
+        await self._request("start", servers.start_server, name, self._caller())
+        self._run.expected[name] = "ACTIVE"
+
+    async def reboot(self, name: str, *, soft: bool) -> None:
+        await self._request("reboot", servers.reboot_server, name, self._caller(), soft=soft)
+        self._run.expected[name] = "ACTIVE"
+
+    async def power_off_inside(self, name: str) -> None:
+        self._run.expected[name] = "SHUTOFF"
+        for _ in range(600):
+            for host in self._run.hosts:
+                guest = host.guests.get(name)
+                if guest is not None and guest.state == "running" and not guest.forked:
+                    guest.state = "off"
+            if self._status(name) == "SHUTOFF":
+                return
+            await self.wait(1.0)
+        self._run.truth.fail(f"the power-off of {name} was not respected")
+
+    def _status(self, name: str) -> str:
+        return self._run.store.read(_shown, name)
+
+    async def until(self, name: str, *statuses: str) -> None:
+        for _ in range(600):
+            if self._status(name) in statuses:
+                return
+            await self.wait(1.0)
+        self._run.truth.fail(f"{name} did not become {'/'.join(statuses)} in 600 s, but {self._status(name)}")
+
+
+def _shown(tx: Tx, server_id: str) -> str:
+    loaded = load_server(tx, server_id)
+    assert loaded is not None
+    return status(loaded.server, tx.now).status
+
+
+def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
+    if load_server(tx, name) is not None:
+        return
+    spec = Spec(
+        name=name, hostname=name, project_id="p", availability_zone="nova", flavor=Flavor(1, 64, 1), images=()
+    )
+    new = servers.NewServer(
+        id=name, name=name, description=None, image_id="i", flavor_id="f", flavor={}, key_name=None, metadata={},
+        tags=(), requested_zone=None, config_drive=True, disk_config="MANUAL", reservation_id="r", launch_index=0,
+        access_ipv4="", access_ipv6="", spec=spec,
+    )  # fmt: skip
+    servers.insert_server(tx, new, caller)
+    networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
+
+
+def simulate(
+    scenario: str, *, seed: int | None = None, faults: FaultPlan | None = None, tracing: bool = False
+) -> Verdict:
+    """Run one scenario: by ``seed`` (random order), or fair; with the faults planned by effect number."""
+    return Run(scenario, seed=seed, faults=faults or {}, tracing=tracing).run()
+
+
+__all__ = ["CRASHES", "Verdict", "applicable", "simulate"]

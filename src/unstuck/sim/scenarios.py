@@ -1,0 +1,135 @@
+"""What the simulated users do. A scenario is a user's script; the runner adds the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+
+class User(Protocol):
+    """What a script can do; every call is one request, repeated until it is answered."""
+
+    async def create(self, name: str) -> None: ...
+
+    async def delete(self, name: str) -> None: ...
+
+    async def stop(self, name: str) -> None: ...
+
+    async def start(self, name: str) -> None: ...
+
+    async def reboot(self, name: str, *, soft: bool) -> None: ...
+
+    async def power_off_inside(self, name: str) -> None: ...
+
+    async def until(self, name: str, *statuses: str) -> None: ...
+
+    async def wait(self, seconds: float) -> None: ...
+
+    def beside(self, script: Coroutine[Any, Any, None]) -> None: ...
+
+
+Script = Callable[[User], Awaitable[None]]
+
+
+async def create(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+
+
+async def create_and_delete(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.delete("a")
+
+
+async def delete_while_building(user: User) -> None:
+    await user.create("a")
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def delete_at_once(user: User) -> None:
+    await user.create("a")
+    await user.delete("a")
+
+
+async def stop_and_start(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.until("a", "SHUTOFF")
+    await user.start("a")
+    await user.until("a", "ACTIVE")
+
+
+async def stop(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+
+
+async def reboot_hard(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.reboot("a", soft=False)
+
+
+async def reboot_soft(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.reboot("a", soft=True)
+
+
+async def power_off_inside(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.power_off_inside("a")
+    await user.until("a", "SHUTOFF")
+
+
+async def delete_while_stopping(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def two_at_once(user: User) -> None:
+    async def other() -> None:
+        await user.create("b")
+        await user.until("b", "ACTIVE")
+        await user.delete("b")
+
+    user.beside(other())
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.reboot("a", soft=False)
+
+
+async def whole_life(user: User) -> None:
+    await stop_and_start(user)
+    await user.reboot("a", soft=True)
+    await user.until("a", "ACTIVE")
+    await user.reboot("a", soft=False)
+    await user.until("a", "ACTIVE")
+    await user.delete("a")
+
+
+SCENARIOS: dict[str, Script] = {
+    script.__name__: script
+    for script in (
+        create,
+        create_and_delete,
+        delete_while_building,
+        delete_at_once,
+        stop,
+        stop_and_start,
+        reboot_hard,
+        reboot_soft,
+        power_off_inside,
+        delete_while_stopping,
+        two_at_once,
+        whole_life,
+    )
+}

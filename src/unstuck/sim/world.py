@@ -1,0 +1,270 @@
+"""The simulated world: hosts with disks, guests and taps, and the control plane's calls between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from unstuck.core.agents import (
+    Answer,
+    Claim,
+    Heartbeat,
+    HostFacts,
+    Register,
+    Registered,
+    Report,
+    Terms,
+    World,
+)
+from unstuck.core.server.data import (
+    Fetching,
+    Gone,
+    Guest,
+    Images,
+    Missing,
+    Mute,
+    Off,
+    Ready,
+    Running,
+    Thing,
+    Unclear,
+    View,
+    Want,
+)
+from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.driver import DriverError
+from unstuck.store import agents
+from unstuck.store.engine import Store, Tx
+
+if TYPE_CHECKING:
+    from unstuck.sim.engine import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FETCH_SECONDS = 1.5
+STRANGER = "a-guest-that-nobody-told-us-of"
+
+
+class SimGuest(msgspec.Struct):
+    """A guest process. ``forked``: between fork and exec; ``boots`` counts its power-ons."""
+
+    edge: int
+    state: str = "running"
+    forked: bool = False
+    stubborn: bool = False
+
+
+class SimFolder(msgspec.Struct):
+    """A server's folder. ``data``: a guest has run on the disk, so its loss would be a loss."""
+
+    nonce: str
+    disk: bool = False
+    half: bool = False
+    data: bool = False
+    starts: int = 0
+
+
+class SimHost:
+    """What outlives an agent: folders, guests, taps, cache. A reboot keeps folders and cache only."""
+
+    def __init__(self, engine: Engine, host_id: str) -> None:
+        self.engine = engine
+        self.id = host_id
+        self.boot = 1
+        self.folders: dict[str, SimFolder] = {}
+        self.guests: dict[str, SimGuest] = {STRANGER: SimGuest(edge=0)}
+        self.taps: set[str] = set()
+        self.cached = False
+        self.image_exists = True
+        self.quits: list[str] = []
+
+    def reboot(self) -> None:
+        self.boot += 1
+        self.guests = {key: guest for key, guest in self.guests.items() if key == STRANGER}
+        self.taps.clear()
+        self.engine.log(f"host {self.id} reboots")
+
+    def facts(self) -> HostFacts:
+        return HostFacts(
+            hostname=self.id, machine_id=self.id, boot_id=str(self.boot), vcpus=4, ram_mb=4096, disk_gb=100,
+            accelerator="none", driver="simulated", driver_version="1",
+        )  # fmt: skip
+
+
+class Watch:
+    """Hooks by which the invariants see each effect on a host, at the moment it happens."""
+
+    def started(self, host: SimHost, want: Want) -> None: ...
+
+    def quitting(self, host: SimHost, server_id: str, guest: SimGuest) -> None: ...
+
+    def disk_made(self, host: SimHost, want: Want) -> None: ...
+
+    def removing(self, host: SimHost, want: Want) -> None: ...
+
+
+class SimDriver:
+    """The driver of one agent process; fetches are in its memory and die with it."""
+
+    def __init__(self, host: SimHost, watch: Watch) -> None:
+        self._host = host
+        self._watch = watch
+        self._fetched_at: float | None = None
+        self.cutting = False
+        """The next effect is cut in the middle."""
+
+    async def look(self, want: Want) -> View:
+        folder = self._host.folders.get(want.server_id)
+        disk = Thing.PRESENT if folder is not None and folder.disk else Thing.ABSENT
+        if folder is not None and folder.disk and folder.nonce != want.nonce:
+            disk = Thing.UNKNOWN
+        return View(
+            guest=self._guest(want, folder),
+            images=self._images(),
+            disk=disk,
+            nics=Thing.PRESENT if want.server_id in self._host.taps else Thing.ABSENT,
+            folder=Thing.PRESENT if folder is not None else Thing.ABSENT,
+        )
+
+    def _guest(self, want: Want, folder: SimFolder | None) -> Guest:
+        guest = self._host.guests.get(want.server_id)
+        if guest is None:
+            return Gone(starts=folder.starts if folder is not None else 0)
+        if guest.forked:
+            return Unclear("starting")
+        match guest.state:
+            case "running":
+                return Running(guest.edge)
+            case "mute":
+                return Mute(guest.edge)
+            case _:
+                return Off(guest.edge)
+
+    def _images(self) -> Images:
+        engine = self._host.engine
+        if self._host.cached:
+            return Ready()
+        if self._fetched_at is None:
+            return Missing()
+        if engine.now >= self._fetched_at:
+            self._host.cached = True
+            return Ready()
+        return Fetching(1, 2)
+
+    async def fetch(self, want: Want) -> None:
+        if self._fetched_at is None:
+            self._fetched_at = self._host.engine.now + FETCH_SECONDS
+
+    async def make_disk(self, want: Want) -> None:
+        if self.cutting:
+            self._host.folders.setdefault(want.server_id, SimFolder(want.nonce)).half = True
+            return
+        folder = self._host.folders.setdefault(want.server_id, SimFolder(want.nonce))
+        if folder.disk:
+            raise DriverError("there is a disk already")
+        self._watch.disk_made(self._host, want)
+        folder.nonce, folder.disk, folder.half, folder.data = want.nonce, True, False, False
+
+    async def make_nics(self, want: Want) -> None:
+        self._host.taps.add(want.server_id)
+
+    async def start(self, want: Want) -> None:
+        folder = self._host.folders.get(want.server_id)
+        if folder is None or not folder.disk or want.server_id not in self._host.taps:
+            raise DriverError("no disk or no tap")
+        if want.server_id in self._host.guests:
+            raise DriverError("the lock is held: a guest lives")
+        self._watch.started(self._host, want)
+        folder.data = True
+        guest = self._host.guests[want.server_id] = SimGuest(edge=want.edge, forked=self.cutting)
+        if guest.forked:
+            self._host.engine.at(0.4, lambda: setattr(guest, "forked", False))
+
+    async def power_down(self, want: Want) -> None:
+        guest = self._host.guests.get(want.server_id)
+        if guest is not None and not guest.stubborn:
+            self._host.engine.at(2.0, lambda: self.powered_off(want.server_id, guest))
+
+    def powered_off(self, server_id: str, guest: SimGuest) -> None:
+        if self._host.guests.get(server_id) is guest and guest.state == "running":
+            guest.state = "off"
+
+    async def quit(self, want: Want) -> None:
+        guest = self._host.guests.get(want.server_id)
+        if guest is not None:
+            self._watch.quitting(self._host, want.server_id, guest)
+            del self._host.guests[want.server_id]
+
+    async def remove_nics(self, want: Want) -> None:
+        self._host.taps.discard(want.server_id)
+
+    async def remove_folder(self, want: Want) -> None:
+        self._watch.removing(self._host, want)
+        folder = self._host.folders.get(want.server_id)
+        if self.cutting and folder is not None:
+            folder.disk = False
+            return
+        self._host.folders.pop(want.server_id, None)
+
+    async def found(self) -> frozenset[str]:
+        return frozenset(self._host.folders.keys() | self._host.guests.keys() | self._host.taps)
+
+    async def console(self, server_id: str, lines: int | None) -> str:
+        return ""
+
+
+class SimStore:
+    """The real store functions on SQLite in memory, by the engine's clock."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._store.transact(tx, *args, **kwargs)
+
+    async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._store.read(tx, *args, **kwargs)
+
+
+class SimControl:
+    """The agents' API without HTTP: each call is one store function, unless the control plane is down."""
+
+    idle = 20.0
+
+    def __init__(self, store: Store, host_id: str, up: Callable[[], bool], wake: Callable[[], None]) -> None:
+        self._store = store
+        self._host_id = host_id
+        self._up = up
+        self._wake = wake
+
+    def _call(self, tx: Callable[Concatenate[Tx, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._up():
+            raise Unreachable("the control plane is down")
+        try:
+            return self._store.transact(tx, self._host_id, *args, **kwargs)
+        except agents.Superseded as error:
+            raise Superseded(str(error)) from error
+        except agents.Stale as error:
+            raise Refused(str(error)) from error
+
+    async def register(self, ask: Register) -> Registered:
+        return self._call(agents.register, ask)
+
+    async def heartbeat(self, beat: Heartbeat) -> Terms:
+        return self._call(agents.heartbeat, beat)
+
+    async def world(self, incarnation: int, since: int) -> World:
+        return self._call(agents.world, incarnation, since)
+
+    async def claim(self, ask: Claim) -> None:
+        self._call(agents.claim, ask)
+
+    async def report(self, ask: Report) -> None:
+        self._call(agents.report, ask)
+        self._wake()
+
+    async def answer(self, ask_id: str, answer: Answer) -> None:
+        self._call(agents.answer_ask, answer.incarnation, ask_id, answer.text)

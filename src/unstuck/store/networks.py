@@ -1,0 +1,120 @@
+"""Networks, subnets, ports: an address is allotted in the transaction that needs it."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import uuid
+from typing import Any
+
+import sqlalchemy as sa
+
+from unstuck.core.server.data import Nic
+from unstuck.store.engine import Tx
+from unstuck.store.schema.network import networks, ports, subnets
+
+DEFAULT_NAME = "private"
+_SPACE = uuid.UUID("6f1c3f0e-7a55-4a0e-9d8a-6d5f2b3f9a10")
+
+
+class NoMoreAddresses(Exception):
+    """The network has no free address (400 or 409 in the API's words)."""
+
+
+class NoSuchNetwork(Exception):
+    """There is no such network for this project."""
+
+
+def ensure_default_network(tx: Tx, *, project_id: str, cidr: str) -> str:
+    """The one shared network that every cloud begins with; its id is the same wherever it is made."""
+    network_id = str(uuid.uuid5(_SPACE, "network"))
+    if tx.execute(sa.select(networks.c.id).where(networks.c.id == network_id)).first() is not None:
+        return network_id
+    net = ipaddress.ip_network(cidr)
+    wall = tx.now.wall
+    tx.execute(
+        sa.insert(networks).values(
+            id=network_id, name=DEFAULT_NAME, project_id=project_id, shared=True, mtu=1500, created_wall=wall,
+            version=0,
+        )
+    )  # fmt: skip
+    tx.execute(
+        sa.insert(subnets).values(
+            id=str(uuid.uuid5(_SPACE, "subnet")),
+            network_id=network_id,
+            name=f"{DEFAULT_NAME}-v4",
+            project_id=project_id,
+            cidr=str(net),
+            gateway=str(net[1]),
+            first=str(net[10]),
+            last=str(net[-2]),
+            created_wall=wall,
+        )
+    )
+    return network_id
+
+
+def default_network(tx: Tx) -> str | None:
+    """The id of the network that ``auto`` means."""
+    query = sa.select(networks.c.id).where(networks.c.shared).order_by(networks.c.created_wall).limit(1)
+    return tx.execute(query).scalar_one_or_none()
+
+
+def mac_of(port_id: str) -> str:
+    """A port's hardware address, locally administered, derived from its id."""
+    digest = hashlib.sha256(port_id.encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in (0x52, 0x54, *digest[:4]))
+
+
+def allot_port(
+    tx: Tx,
+    *,
+    port_id: str,
+    server_id: str,
+    project_id: str,
+    network_id: str | None,
+    address: str | None = None,
+) -> Nic:
+    """A port with a free address (or just ``address``) on the network; ``None`` is the default one.
+
+    Raises :class:`NoSuchNetwork` and :class:`NoMoreAddresses`. The server's row must be inserted first.
+    """
+    network_id = network_id or default_network(tx)
+    locked = tx.execute(
+        sa.update(networks)
+        .where(networks.c.id == network_id, sa.or_(networks.c.shared, networks.c.project_id == project_id))
+        .values(version=networks.c.version + 1)
+    )
+    if locked.rowcount != 1:
+        raise NoSuchNetwork(f"Network {network_id} could not be found.")
+    subnet = tx.execute(sa.select(subnets).where(subnets.c.network_id == network_id)).one()
+    taken = set(tx.execute(sa.select(ports.c.address).where(ports.c.network_id == network_id)).scalars())
+    chosen = _choose(subnet, taken, address)
+    mac = mac_of(port_id)
+    tx.execute(
+        sa.insert(ports).values(
+            id=port_id,
+            network_id=network_id,
+            subnet_id=subnet.id,
+            project_id=project_id,
+            server_id=server_id,
+            mac=mac,
+            address=chosen,
+            created_wall=tx.now.wall,
+        )
+    )
+    prefix = ipaddress.ip_network(subnet.cidr).prefixlen
+    return Nic(port_id, str(network_id), mac, chosen, prefix, subnet.gateway)
+
+
+def _choose(subnet: Any, taken: set[str], address: str | None) -> str:
+    first, last = ipaddress.ip_address(subnet.first), ipaddress.ip_address(subnet.last)
+    if address is not None:
+        if address in taken or not int(first) <= int(ipaddress.ip_address(address)) <= int(last):
+            raise NoMoreAddresses(f"Fixed IP address {address} is already in use or outside the pool.")
+        return address
+    for number in range(int(first), int(last) + 1):
+        candidate = str(ipaddress.ip_address(number))
+        if candidate not in taken:
+            return candidate
+    raise NoMoreAddresses(f"No more IP addresses available on network {subnet.network_id}.")
