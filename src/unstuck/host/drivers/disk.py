@@ -1,0 +1,101 @@
+"""Making a root disk: a qcow2 overlay on a cached base, under a temporary name until it is whole (law 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import struct
+from pathlib import Path
+
+from unstuck.core.server.data import BootImage, ImageRole, Want
+from unstuck.host.driver import DriverError
+from unstuck.host.drivers.folder import ServerFolder, fsync_dir
+from unstuck.host.drivers.process import run
+from unstuck.host.images import Barrier, ImageCache, free_space
+
+GIB = 1 << 30
+_QCOW2 = b"QFI\xfb"
+_OVERLAY_FIRST = 16 << 20
+"""What a young overlay needs at least; it grows as the guest writes."""
+
+
+def image_of(want: Want, role: ImageRole) -> BootImage | None:
+    return next((image for image in want.spec.images if image.role is role), None)
+
+
+def virtual_size(path: Path, disk_format: str) -> int:
+    """A base image's size as a guest sees it. Refuses a qcow2 that reaches into other files of the host:
+    a tenant's image naming /etc/shadow as its backing file is the oldest trick there is."""
+    if disk_format == "raw":
+        return path.stat().st_size
+    if disk_format != "qcow2":
+        raise DriverError(f"a disk cannot be made on an image of format {disk_format}")
+    with path.open("rb") as file:
+        header = file.read(80)
+    if len(header) < 72 or header[:4] != _QCOW2:
+        raise DriverError("the image is not what its format says: qcow2")
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    external = version >= 3 and len(header) >= 80 and struct.unpack_from(">Q", header, 72)[0] & 4
+    if backing or external:
+        raise DriverError("the image refers to another file; such images are refused")
+    size: int = struct.unpack_from(">Q", header, 24)[0]
+    return size
+
+
+def disk_is_whole(path: Path) -> bool:
+    """Whether a disk with its final name begins as it should; it was complete before it got that name."""
+    with path.open("rb") as file:
+        return file.read(4) == _QCOW2
+
+
+async def make_disk(folder: ServerFolder, want: Want, cache: ImageCache, barrier: Barrier) -> None:
+    """Make the disk unless it is there. A killed helper leaves a ``.part``, swept here next time."""
+    target = folder.disk(want.nonce)
+    image = image_of(want, ImageRole.DISK)
+    if image is None:
+        raise DriverError("the server has no disk image")
+    size = await asyncio.to_thread(_prepare, folder, want, target, cache, image)
+    if size is None:
+        return
+    part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
+    backing = ["-F", image.disk_format, "-b", folder.relative(cache.path(image))]
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, part.name, str(size)]
+    await run(command, deadline=30.0, cwd=folder.path)
+    await barrier("driver.disk.half")
+    await asyncio.to_thread(_publish, part, target)
+
+
+def _prepare(
+    folder: ServerFolder, want: Want, target: Path, cache: ImageCache, image: BootImage
+) -> int | None:
+    """The size of the disk to be made, or None when it is there already."""
+    folder.ensure()
+    folder.sweep_parts()
+    if target.exists():
+        return None
+    if others := folder.disks():
+        raise DriverError(f"a disk of another grant is here: {others[0]}")
+    if not cache.has(image):
+        raise DriverError("the image is not in the cache")
+    free_space(folder.path, _OVERLAY_FIRST)
+    size = max(virtual_size(cache.path(image), image.disk_format), want.spec.flavor.disk_gb * GIB)
+    folder.write_grant(want)
+    return -(-size // 512) * 512
+
+
+def _publish(part: Path, target: Path) -> None:
+    """Give the disk its name: by link, which never replaces a disk that is there."""
+    descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise DriverError("the disk is there already; it was left alone") from None
+    finally:
+        part.unlink()
+    fsync_dir(target.parent)

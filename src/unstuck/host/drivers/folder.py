@@ -1,0 +1,255 @@
+"""The layout of a host's state folder, and file writes that survive a power cut.
+
+Everything a driver makes lies in ``servers/<server id>/`` under a name that whoever comes next can
+derive (law 3); nothing in there is intent. ``host.json`` says whose folder it is: where it is missing or
+names another host, the file system is probably not mounted, and all of the host is unknown (law 4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from unstuck.core.server.data import Nic, Want
+from unstuck.host.driver import DriverError
+
+FORMAT = 1
+CONSOLE_START = 1 << 20
+"""A console log longer than this is set aside when the guest is started."""
+CONSOLE_MAX = 8 << 20
+"""A guest can write to its console for ever; beyond this its older half is given up."""
+
+_SERVER_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_NONCE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """``host.json``: written once by the agent, checked at every look."""
+
+    format: int
+    host_id: str
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """``grant.json``: what lies in use here, for a recovery that has lost its store. Never intent."""
+
+    generation: int
+    epoch: int
+    nonce: str
+    edge: int
+    nics: tuple[Nic, ...] = ()
+
+
+class Starts(msgspec.Struct, frozen=True):
+    """``starts.json``: when this edge was started lately, by the clock that counts since the boot."""
+
+    edge: int
+    boot_id: str
+    times: tuple[float, ...] = ()
+
+
+class FolderError(Exception):
+    """The state folder is not there or not ours; nothing can be said of what is in it."""
+
+
+def fsync_dir(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes, durable: bool = True) -> None:
+    """Replace a file as a whole: a crash leaves the old one or the new one, and a ``.part`` to sweep.
+
+    Not ``durable``: only for what is worth nothing after a power cut.
+    """
+    part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_dir(path.parent)
+
+
+def write_identity(host_dir: Path, host_id: str) -> None:
+    """Make a state folder this host's own; for the agent's first registration only."""
+    host_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(host_dir / "host.json", msgspec.json.encode(Identity(FORMAT, host_id)))
+
+
+def check_identity(host_dir: Path, host_id: str) -> None:
+    """Raise :class:`FolderError` unless the folder is this host's and of a format we know."""
+    try:
+        identity = msgspec.json.decode((host_dir / "host.json").read_bytes(), type=Identity)
+    except FileNotFoundError:
+        raise FolderError("the state folder has no identity file; is its file system mounted?") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise FolderError(f"the state folder's identity file cannot be read: {error}") from error
+    if identity.host_id != host_id:
+        raise FolderError("the state folder belongs to another host")
+    if identity.format != FORMAT:
+        raise FolderError(f"the state folder has format {identity.format}, this version knows {FORMAT}")
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class ServerFolder:
+    """The folder of one server. The names in here are the only place that spells them."""
+
+    def __init__(self, host_dir: Path, server_id: str) -> None:
+        if not _SERVER_ID.match(server_id):
+            raise DriverError(f"not a server id: {server_id[:64]!r}")
+        self.server_id = server_id
+        self.path = host_dir / "servers" / server_id
+        self.lock = self.path / "lock"
+        self.pid = self.path / "pid"
+        self.sockets = (self.path / "qmp.sock", self.path / "qmp2.sock")
+        self.console = self.path / "console.log"
+        self.console_old = self.path / "console.log.1"
+        self.output = self.path / "qemu.out"
+        self.config = self.path / "config.img"
+
+    def disk(self, nonce: str) -> Path:
+        if not _NONCE.match(nonce):
+            raise DriverError("the grant's nonce cannot name a disk")
+        return self.path / f"disk-{nonce}.qcow2"
+
+    def disks(self) -> list[str]:
+        """The names of all finished disks in here, whoever made them."""
+        with contextlib.suppress(FileNotFoundError):
+            names = (path.name for path in self.path.iterdir())
+            return sorted(name for name in names if name.startswith("disk-") and name.endswith(".qcow2"))
+        return []
+
+    def relative(self, path: Path) -> str:
+        """A path as seen from in here: what lies in the state folder stays valid where it is moved."""
+        return os.path.relpath(path, self.path)
+
+    def ensure(self) -> None:
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fsync_dir(self.path.parent)
+
+    def sweep_parts(self) -> None:
+        """Remove what helpers left half made when they were killed. Nothing else has such a name."""
+        for part in self.path.glob("*.part-*"):
+            part.unlink(missing_ok=True)
+
+    def write_grant(self, want: Want) -> None:
+        fence = want.fence
+        grant = Grant(fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics)
+        write_atomic(self.path / "grant.json", msgspec.json.encode(grant))
+
+    def read_grant(self) -> Grant | None:
+        try:
+            return msgspec.json.decode((self.path / "grant.json").read_bytes(), type=Grant)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def starts(self) -> Starts | None:
+        try:
+            return msgspec.json.decode((self.path / "starts.json").read_bytes(), type=Starts)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def record_start(self, edge: int, now: float, window: float) -> None:
+        """Count a start before it happens, so that a start that kills its agent is counted too."""
+        boot, before = boot_id(), self.starts()
+        kept: tuple[float, ...] = ()
+        if before is not None and before.edge == edge and before.boot_id == boot:
+            kept = tuple(t for t in before.times if now - t < window)
+        data = msgspec.json.encode(Starts(edge, boot, (*kept, now)))
+        write_atomic(self.path / "starts.json", data, durable=False)
+
+    def recent_starts(self, edge: int, now: float, window: float) -> int:
+        before = self.starts()
+        if before is None or before.edge != edge or before.boot_id != boot_id():
+            return 0
+        return sum(1 for t in before.times if now - t < window)
+
+    def forget_starts(self) -> None:
+        """The guest ended because it was told to: its starts were no failures."""
+        (self.path / "starts.json").unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """The end of what QEMU itself said, fit for a message."""
+        try:
+            text = self.output.read_bytes()[-2000:].decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " | ".join(line.removeprefix("qemu-system-x86_64: ") for line in lines[-3:])[:500]
+
+    def bound_console(self, limit: int) -> None:
+        """Keep the log's newer part. QEMU appends (O_APPEND), so that emptying the file is safe meanwhile."""
+        try:
+            size = self.console.stat().st_size
+        except FileNotFoundError:
+            return
+        if size <= limit:
+            return
+        keep = limit // 2
+        with self.console.open("r+b") as log, self.console_old.open("wb") as old:
+            log.seek(size - keep)
+            shutil.copyfileobj(log, old)
+            log.truncate(0)
+
+    def console_tail(self, lines: int | None) -> str:
+        """The last lines of the console, over the log that was set aside and the present one."""
+        data = b""
+        for path in (self.console_old, self.console):
+            with contextlib.suppress(FileNotFoundError):
+                data += path.read_bytes()
+        text = data.decode(errors="replace").replace("\r\n", "\n")
+        if lines is None:
+            return text
+        kept = text.splitlines(keepends=True)
+        return "".join(kept[len(kept) - lines :]) if lines < len(kept) else text
+
+    def remove(self) -> None:
+        """Remove all, the lock last: while any of it is there, the folder is still seen."""
+        self.forget_starts()
+        for entry in self._entries():
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name != "lock":
+                Path(entry.path).unlink(missing_ok=True)
+        self.lock.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rmdir()
+            fsync_dir(self.path.parent)
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.path) as entries:
+                yield from list(entries)
+        except FileNotFoundError:
+            return
+
+
+def server_ids(host_dir: Path) -> frozenset[str]:
+    """The ids of all servers that have a folder on this host."""
+    try:
+        names = (path.name for path in (host_dir / "servers").iterdir())
+        return frozenset(name for name in names if _SERVER_ID.match(name))
+    except FileNotFoundError:
+        return frozenset()

@@ -1,0 +1,157 @@
+"""Starting and ending guest processes, each within a deadline and never on a guess."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from unstuck.core.server.data import ImageRole, Want
+from unstuck.host import configdrive
+from unstuck.host.driver import DriverError
+from unstuck.host.drivers.command import Files, Machine, guest_name, qemu_command
+from unstuck.host.drivers.disk import image_of
+from unstuck.host.drivers.folder import CONSOLE_START, ServerFolder
+from unstuck.host.drivers.process import Children, kill, lock_held, spawn, take_lock
+from unstuck.host.drivers.qmp import Monitors, QmpError
+from unstuck.host.drivers.sight import WINDOW, alive, killable
+from unstuck.host.images import Barrier, ImageCache
+
+_POLL = 0.005
+_NOT_YET = frozenset({"prelaunch", "inmigrate"})
+QUIT_PATIENCE = 10.0
+"""Seconds for QEMU to flush its disks once it took the order; then SIGKILL."""
+KILL_PATIENCE = 5.0
+
+
+class Guests:
+    """The guest processes of one host."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        cache: ImageCache,
+        monitors: Monitors,
+        barrier: Barrier,
+        start_deadline: float,
+        on_exit: Callable[[str], None],
+    ) -> None:
+        self._machine = machine
+        self._cache = cache
+        self._monitors = monitors
+        self._barrier = barrier
+        self._deadline = start_deadline
+        self._children = Children(on_exit)
+
+    async def start(self, folder: ServerFolder, want: Want, taps: tuple[str, ...]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def launch() -> None:
+            # In one thread to the end, whatever becomes of the caller: a guest is never left unwatched.
+            pid = self._launch(folder, want, taps)
+            loop.call_soon_threadsafe(self._children.watch, folder.server_id, pid)
+
+        await self._monitors.forget(folder.server_id)
+        await asyncio.to_thread(launch)
+        await self._barrier("driver.start.forked")
+        await self._until_up(folder, want)
+
+    def _launch(self, folder: ServerFolder, want: Want, taps: tuple[str, ...]) -> int:
+        if not folder.disk(want.nonce).exists():
+            raise DriverError("the root disk is not there")
+        argv = qemu_command(want, self._files(folder, want), taps, self._machine)
+        lock = take_lock(folder.lock)
+        if lock is None:
+            raise DriverError("a guest process of this server lives already")
+        try:
+            folder.sweep_parts()
+            configdrive.build(want, folder.config)
+            folder.bound_console(CONSOLE_START)
+            folder.write_grant(want)
+            folder.record_start(want.edge, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
+            return spawn(argv, folder.path, folder.output, lock)
+        except FileNotFoundError as error:
+            raise DriverError(f"QEMU cannot be started: {error.filename} is not there") from None
+        finally:
+            os.close(lock)
+
+    def _files(self, folder: ServerFolder, want: Want) -> Files:
+        paths: dict[ImageRole, str] = {}
+        for role in (ImageRole.KERNEL, ImageRole.RAMDISK):
+            image = image_of(want, role)
+            if image is not None and not self._cache.has(image):
+                raise DriverError(f"the {role} is not in the cache")
+            if image is not None:
+                paths[role] = folder.relative(self._cache.path(image))
+        disk, config = folder.disk(want.nonce).name, folder.config.name
+        return Files(disk, config, paths.get(ImageRole.KERNEL), paths.get(ImageRole.RAMDISK))
+
+    async def _until_up(self, folder: ServerFolder, want: Want) -> None:
+        end = time.monotonic() + self._deadline
+        name = guest_name(want.server_id, want.edge)
+        while True:
+            try:
+                answers = await self._monitors.ask(
+                    folder.server_id, folder.sockets, "query-status", "query-name"
+                )
+                if answers[0].get("status") not in _NOT_YET and answers[1].get("name") == name:
+                    return
+            except QmpError:
+                if not await asyncio.to_thread(lock_held, folder.lock):
+                    words = await asyncio.to_thread(folder.last_words)
+                    raise DriverError(f"QEMU ended at once: {words or 'it said nothing'}") from None
+            if time.monotonic() > end:
+                raise DriverError(f"the guest did not come up within {self._deadline:g} s")
+            await asyncio.sleep(_POLL)
+
+    async def power_down(self, folder: ServerFolder) -> None:
+        try:
+            await self._monitors.ask(folder.server_id, folder.sockets, "system_powerdown")
+        except QmpError as error:
+            raise DriverError(f"the guest could not be asked to power off: {error}") from error
+
+    async def quit(self, folder: ServerFolder) -> None:
+        """Told, then killed; returns when the lock is free, which is when the process is gone."""
+        if await self._quit_by_monitor(folder) and await self._ended(folder, QUIT_PATIENCE):
+            return
+        for process in await asyncio.to_thread(killable, folder):
+            await asyncio.to_thread(kill, process, folder.server_id, folder.path)
+        if not await self._ended(folder, KILL_PATIENCE):
+            raise DriverError("the guest process does not end, not even by SIGKILL")
+
+    async def _quit_by_monitor(self, folder: ServerFolder) -> bool:
+        if not await asyncio.to_thread(alive, folder):
+            return not await asyncio.to_thread(killable, folder)
+        try:
+            await self._monitors.ask(folder.server_id, folder.sockets, "quit")
+        except QmpError:
+            return False
+        return True
+
+    async def _ended(self, folder: ServerFolder, patience: float) -> bool:
+        end = time.monotonic() + patience
+        while await asyncio.to_thread(alive, folder):
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(_POLL)
+        await self._monitors.forget(folder.server_id)
+        await asyncio.to_thread(folder.forget_starts)
+        return True
+
+    async def remove(self, folder: ServerFolder) -> None:
+        """Remove the folder while holding its lock, so that nothing can be started in it meanwhile."""
+        await self._monitors.forget(folder.server_id)
+        await asyncio.to_thread(_remove, folder)
+
+
+def _remove(folder: ServerFolder) -> None:
+    if not folder.path.is_dir():
+        return
+    lock = take_lock(folder.lock)
+    if lock is None:
+        raise DriverError("the folder cannot be removed: its guest process lives")
+    try:
+        folder.remove()
+    finally:
+        os.close(lock)

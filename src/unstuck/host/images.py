@@ -1,0 +1,225 @@
+"""The host's image cache: complete, verified files only, each fetched once for all servers.
+
+A file gets its name only after its digest was right and it is on the disk, so that the name is the proof
+and no look hashes again. What a killed fetch leaves is a ``.part``, swept when the next agent begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from unstuck.core.server.data import BootImage, FetchFailed, Fetching, Images, Missing, Ready
+from unstuck.host.driver import DriverError
+from unstuck.host.drivers.folder import fsync_dir
+
+Barrier = Callable[[str], Awaitable[None]]
+STALL = 60.0
+"""Seconds without a byte before a fetch is given up (and begun again, by the planner)."""
+RESERVE = 256 << 20
+"""Bytes that stay free on the host: a full disk pauses every guest that writes."""
+
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_BLOCK = 1 << 20
+
+
+class FetchError(Exception):
+    """A source cannot deliver; ``final`` when asking again cannot help (there is no such image)."""
+
+    def __init__(self, reason: str, final: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.final = final
+
+
+class ImageSource(Protocol):
+    """Where images come from. Raises :class:`FetchError`, on opening or on the way."""
+
+    def open(self, image: BootImage) -> AsyncIterator[bytes]:
+        """The image's bytes, from the first on."""
+        ...
+
+
+class FolderSource:
+    """Images from a folder, by id: for tests and for hosts without a control plane."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def open(self, image: BootImage) -> AsyncIterator[bytes]:
+        try:
+            file = await asyncio.to_thread((self._folder / image.id).open, "rb")
+        except FileNotFoundError:
+            raise FetchError("there is no such image", final=True) from None
+        with file:
+            while block := await asyncio.to_thread(file.read, _BLOCK):
+                yield block
+
+
+async def no_barrier(_name: str) -> None:
+    """Effects are named so that tests can stop there (DESIGN §6); normally nobody does."""
+
+
+def free_space(folder: Path, needed: int) -> None:
+    """Raise :class:`DriverError` unless so many bytes fit, with a reserve left."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + RESERVE:
+        need = (needed + RESERVE) >> 20
+        raise DriverError(f"the host's disk is full: {free >> 20} MiB free, {need} needed")
+
+
+class ImageCache:
+    """``images/<image id>.<digest>`` in the state folder; one agent at a time uses it."""
+
+    def __init__(self, host_dir: Path, source: ImageSource, barrier: Barrier = no_barrier) -> None:
+        self.folder = host_dir / "images"
+        self._source = source
+        self._barrier = barrier
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._done: dict[str, int] = {}
+        self._failed: dict[str, FetchFailed] = {}
+        self._swept = False
+
+    def path(self, image: BootImage) -> Path:
+        if not _ID.match(image.id) or not re.fullmatch(r"[0-9a-f]{128}", image.sha512):
+            raise DriverError("the image's id or digest cannot name a file")
+        return self.folder / f"{image.id}.{image.sha512[:16]}"
+
+    def has(self, image: BootImage) -> bool:
+        try:
+            return self.path(image).stat().st_size == image.size
+        except FileNotFoundError:
+            return False
+
+    def state(self, images: tuple[BootImage, ...]) -> Images:
+        """What a look reports: from names and sizes, without reading a byte."""
+        missing = [image for image in images if not self.has(image)]
+        if not missing:
+            return Ready()
+        names = [self.path(image).name for image in missing]
+        if any(name in self._tasks for name in names):
+            have = sum(image.size for image in images) - sum(image.size for image in missing)
+            done = have + sum(self._done.get(name, 0) for name in names)
+            return Fetching(done, sum(image.size for image in images))
+        failures = [self._failed[name] for name in names if name in self._failed]
+        return max(failures, key=lambda failure: failure.final, default=None) or Missing()
+
+    async def fetch(self, images: tuple[BootImage, ...], patience: float = 1.0) -> None:
+        """Begin what is missing and nobody fetches, and wait a moment: small images are there at once."""
+        if not self._swept:
+            await asyncio.to_thread(self.sweep)
+        waiting = set()
+        for image in images:
+            if await asyncio.to_thread(self.has, image):
+                continue
+            name = self.path(image).name
+            self._failed.pop(name, None)
+            if name not in self._tasks:
+                self._tasks[name] = asyncio.create_task(self._bring(image, name))
+            waiting.add(self._tasks[name])
+        if waiting:
+            await asyncio.wait(waiting, timeout=patience)
+
+    def sweep(self) -> None:
+        """Remove what earlier agents left half fetched. Only before the first fetch of this one."""
+        self._swept = True
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for part in self.folder.glob("*.part.*"):
+            part.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """End the fetches that run; the next agent begins them again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring(self, image: BootImage, name: str) -> None:
+        """One fetch, for all servers that want the image; how it failed is kept until the next try."""
+        failure: FetchFailed | None = FetchFailed("the fetch was ended by a fault of its source", final=False)
+        try:
+            await self._download(image, self.folder / name)
+            failure = None
+        except FetchError as error:
+            failure = FetchFailed(error.reason, error.final)
+        except (OSError, DriverError) as error:
+            failure = FetchFailed(str(error), final=False)
+        finally:
+            if failure is not None:
+                self._failed[name] = failure
+            self._done.pop(name, None)
+            del self._tasks[name]
+
+    async def _download(self, image: BootImage, target: Path) -> None:
+        await asyncio.to_thread(free_space, self.folder, image.size)
+        part = target.with_name(f"{target.name}.part.{secrets.token_hex(4)}")
+        file = await asyncio.to_thread(part.open, "xb")
+        try:
+            digest = await self._copy(image, target.name, file.fileno())
+            if digest != image.sha512:
+                raise FetchError("the image's content differs from its digest", final=True)
+            await asyncio.to_thread(_finish, file.fileno(), part, target)
+        finally:
+            file.close()
+            part.unlink(missing_ok=True)
+
+    async def _copy(self, image: BootImage, name: str, descriptor: int) -> str:
+        """Copy the stream and return its sha512; refuses another length."""
+        digest, half, buffer = hashlib.sha512(), False, bytearray()
+        done = self._done[name] = 0
+        async with contextlib.aclosing(self._blocks(image)) as blocks:
+            async for block in blocks:
+                buffer += block
+                done += len(block)
+                if done > image.size:
+                    raise FetchError("the image is longer than it should be", final=True)
+                at_half = not half and done * 2 >= image.size
+                if len(buffer) >= _BLOCK or done == image.size or at_half:
+                    await asyncio.to_thread(_write, descriptor, bytes(buffer), digest.update)
+                    buffer.clear()
+                    self._done[name] = done
+                if at_half:
+                    half = True
+                    await self._barrier("driver.fetch.half")
+        if done != image.size:
+            raise FetchError(f"the image ended early, after {done} of {image.size} bytes")
+        return digest.hexdigest()
+
+    async def _blocks(self, image: BootImage) -> AsyncGenerator[bytes, None]:
+        """The source's blocks, each under the deadline for silence."""
+        stream = aiter(self._source.open(image))
+        try:
+            while True:
+                async with asyncio.timeout(STALL):
+                    block = await anext(stream, None)
+                if block is None:
+                    return
+                yield block
+        except TimeoutError:
+            raise FetchError(f"no byte of the image came for {STALL:g} s") from None
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def _write(descriptor: int, data: bytes, update: Callable[[bytes], object]) -> None:
+    update(data)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _finish(descriptor: int, part: Path, target: Path) -> None:
+    os.fchmod(descriptor, 0o400)
+    os.fsync(descriptor)
+    part.rename(target)
+    fsync_dir(target.parent)
