@@ -1,0 +1,59 @@
+"""Names and packet filter of a host's networks."""
+
+from __future__ import annotations
+
+import pytest
+from driver_wants import NIC, SERVER, make_spec, make_want
+
+from unstuck.core.server.data import Thing
+from unstuck.host.driver import DriverError
+from unstuck.host.networks import rules
+from unstuck.host.networks.bridge import Bridges, bridge_name, tap_name, tap_names
+
+
+def test_names_fit_a_link_and_follow_from_the_ids() -> None:
+    assert bridge_name(NIC.network_id) == "unbaaaaaaaabbbb"
+    assert tap_name(SERVER, 0) == "unt111111112200"
+    assert len(tap_name(SERVER, 255)) == 15
+    assert bridge_name("not a uuid") != bridge_name("not a uuid either")
+    assert tap_names(make_want(spec=make_spec(nics=(NIC, NIC)))) == ("unt111111112200", "unt111111112201")
+    with pytest.raises(DriverError):
+        tap_name(SERVER, 256)
+
+
+def test_our_prefixes_are_not_those_of_real_network_cards() -> None:
+    for card in ("usb0", "eth0", "enp1s0", "wlan0", "tun0", "tap0", "br0", "veth1"):
+        assert not card.startswith((rules.BRIDGE, rules.TAP))
+
+
+@pytest.mark.parametrize(
+    ("mac", "address"), [("52:54:00:aa:bb", "10.0.0.1"), ("52:54:00:aa:bb:cc", "10.0.0.1 }")]
+)
+def test_nothing_but_addresses_becomes_part_of_the_filter(mac: str, address: str) -> None:
+    with pytest.raises(DriverError):
+        rules.source("unt0", mac, address)
+
+
+def test_the_script_can_be_applied_again_and_leaves_other_guests_alone() -> None:
+    script = rules.ensure_script(["unb1"], [rules.source("unt1", NIC.mac, NIC.address)])
+    assert "flush set" not in script
+    assert "flush ruleset" not in script
+    assert f'add element bridge unstuck sources {{ "unt1" . {NIC.mac} . 10.7.0.5 }}' in script
+
+
+def test_entries_are_read_back() -> None:
+    text = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "bridge",
+      "name": "sources", "table": "unstuck", "type": ["ifname"], "handle": 3, "elem": [{"concat": ["unt1", "52:54:00:11:11:11",
+      "10.0.0.1"]}]}}]}"""
+    assert rules.parse_sources(text) == [rules.Source("unt1", "52:54:00:11:11:11", "10.0.0.1")]
+
+
+def test_without_root_ports_are_unknown_and_a_server_without_ports_runs() -> None:
+    import asyncio
+
+    bridges = Bridges(root=False)
+    assert asyncio.run(bridges.look(make_want())) == (Thing.PRESENT, "")
+    with_port = make_want(spec=make_spec(nics=(NIC,)))
+    assert asyncio.run(bridges.look(with_port)) == (Thing.UNKNOWN, "networks need root")
+    with pytest.raises(DriverError, match="need root"):
+        asyncio.run(bridges.make(with_port))
