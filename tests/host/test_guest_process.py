@@ -43,7 +43,8 @@ class Stand:
     def guest(self, server: str = SERVER, edge: int = 4) -> int:
         lock = take_lock(self.folder.lock)
         assert lock is not None
-        argv = ["/bin/sh", "-c", "while :; do sleep 60; done", "sh", f"guest={server}.{edge},process=x"]
+        code = "import signal; signal.pause()"
+        argv = [sys.executable, "-S", "-c", code, f"guest={server}.{edge},process=x"]
         pid = spawn(argv, self.folder.path, self.folder.output, lock)
         os.close(lock)
         self.pids.append(pid)

@@ -42,9 +42,8 @@ def test_the_script_can_be_applied_again_and_leaves_other_guests_alone() -> None
 
 
 def test_entries_are_read_back() -> None:
-    text = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "bridge",
-      "name": "sources", "table": "unstuck", "type": ["ifname"], "handle": 3, "elem": [{"concat": ["unt1", "52:54:00:11:11:11",
-      "10.0.0.1"]}]}}]}"""
+    text = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "bridge", "handle": 3,
+      "name": "sources", "elem": [{"concat": ["unt1", "52:54:00:11:11:11", "10.0.0.1"]}]}}]}"""
     assert rules.parse_sources(text) == [rules.Source("unt1", "52:54:00:11:11:11", "10.0.0.1")]
 
 
