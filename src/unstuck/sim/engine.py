@@ -30,7 +30,6 @@ class Fault(Enum):
     HOST_REBOOT = "host-reboot"
 
 
-CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_HALF, Fault.CRASH_AFTER)
 NETWORK = (Fault.LOST, Fault.ANSWER_LOST, Fault.REPEATED)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from unstuck.core.server.control import satisfied
-from unstuck.core.server.data import Power, Running, Want
+from unstuck.core.server.data import Power, Running, Server, Want
 from unstuck.core.server.status import status
 from unstuck.sim.world import STRANGER, SimGuest, SimHost, Watch
 from unstuck.store.engine import Store, Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.rows import load_server
 from unstuck.store.schema.compute import operations, placements, servers
 from unstuck.store.schema.network import ports
@@ -59,17 +60,23 @@ class Truth(Watch):
         if server is None or not server.deleted:
             self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")
 
-    def _server(self, server_id: str):  # type: ignore[no-untyped-def]
+    def _server(self, server_id: str) -> Server | None:
         loaded = self._store.read(load_server, server_id)
         return None if loaded is None else loaded.server
 
 
+_UNSETTLED = Prepared(
+    sa.select(
+        sa.select(sa.func.count()).where(sa.not_(servers.c.settled)).scalar_subquery()
+        + sa.select(sa.func.count()).where(operations.c.state == "open").scalar_subquery()
+        + sa.select(sa.func.count()).where(placements.c.state == "tombstone").scalar_subquery()
+    )
+)
+
+
 def unsettled(tx: Tx) -> int:
     """How many rows are not at rest: servers, open operations, tombstones."""
-    rows = tx.execute(sa.select(sa.func.count()).where(sa.not_(servers.c.settled))).scalar_one()
-    open_ops = tx.execute(sa.select(sa.func.count()).where(operations.c.state == "open")).scalar_one()
-    graves = tx.execute(sa.select(sa.func.count()).where(placements.c.state == "tombstone")).scalar_one()
-    return int(rows + open_ops + graves)
+    return int(_UNSETTLED.scalar(tx))
 
 
 def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[str]:

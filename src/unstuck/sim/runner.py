@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
-import pysqlite3
 
 from unstuck.control.loop import Controller
 from unstuck.core.server.data import Flavor, Spec
 from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
-from unstuck.sim.engine import CRASHES, NETWORK, Engine, Fault, Process, Task, run_now
+from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, unsettled
 from unstuck.sim.scenarios import SCENARIOS
-from unstuck.sim.world import SimControl, SimDriver, SimHost, SimStore
+from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
 from unstuck.store import agents, clock, networks, servers
-from unstuck.store.engine import Store, Tx
+from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
+from unstuck.store.schema import metadata
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +30,11 @@ BOUND = 180.0
 PATIENCE = 900.0
 """Virtual seconds after which a user's script that still waits counts as a violation."""
 
-FaultPlan = dict[int, Fault]
+FaultPlan = dict[int, Fault | None]
+"""Faults by the number of the effect they hit; None: any that can happen there, by the seed."""
+
+AGENT_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE, Fault.FREEZE_REPLACED, Fault.HOST_REBOOT)
+CONTROL_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -49,24 +53,36 @@ class Cloud:
 
     def __init__(self, hosts: int = 1) -> None:
         self.time = 1_000_000.0
-        self.store = Store("sqlite://", wall=lambda: self.time)
-        self.store.create_all()
+        self.store = MemoryStore(lambda: self.time)
         self.host_ids = [f"host-{n}" for n in range(hosts)]
         self.store.transact(_populate, self.host_ids)
-        with self.store.engine.connect() as conn:
-            self._live: Any = conn.connection.driver_connection
-        self._template = pysqlite3.connect(":memory:")
-        self._live.backup(self._template)
+        driver = self.store.driver
+        self._clear: list[str] = []
+        self._fill: list[tuple[str, list[tuple[Any, ...]]]] = []
+        for table in metadata.sorted_tables:
+            rows = driver.execute(f"SELECT * FROM {table.name}").fetchall()  # noqa: S608
+            self._clear.insert(0, f"DELETE FROM {table.name}")  # noqa: S608
+            if rows:
+                marks = ", ".join("?" * len(rows[0]))
+                self._fill.append((f"INSERT INTO {table.name} VALUES ({marks})", rows))  # noqa: S608
 
     def reset(self) -> None:
-        self._template.backup(self._live)
+        """Rows, not pages: the prepared statements stay valid, which makes a run twice as fast."""
+        self.time = 1_000_000.0
+        driver = self.store.driver
+        driver.execute("BEGIN")
+        for text in self._clear:
+            driver.execute(text)
+        for text, rows in self._fill:
+            driver.executemany(text, rows)
+        driver.execute("COMMIT")
 
 
 def _populate(tx: Tx, host_ids: list[str]) -> None:
     clock.init_clock(tx, generation_id="g")
     networks.ensure_default_network(tx, project_id="p", cidr="10.77.0.0/24")
     for host_id in host_ids:
-        agents.add_host(tx, host_id=host_id, hostname=host_id, secret_hash="s", machine_id=host_id)
+        agents.add_host(tx, host_id=host_id, hostname=host_id, secret_hash=host_id, machine_id=host_id)
 
 
 @functools.cache
@@ -142,8 +158,13 @@ class Run:
 
     def _fault_at(self, number: int, process: Process, name: str) -> Fault | None:
         self.names.append((process.name.split("-")[0], name))
-        fault = self.faults.get(number)
-        return fault if fault is not None and fault in applicable(process.name, name) else None
+        if number not in self.faults:
+            return None
+        possible = applicable(process.name, name)
+        fault = self.faults[number]
+        if fault is None:
+            return self.rng.choice(possible)
+        return fault if fault in possible else None
 
     def _half(self, _name: str, work: Callable[[], Awaitable[Any]]) -> None:
         for process, driver in self.drivers.items():
@@ -200,9 +221,13 @@ class Run:
             for process in engine.processes:
                 process.kill()
         return Verdict(
-            self.scenario, engine.effects, tuple(self.truth.violations), tuple(self.names), tuple(engine.trace),
-            engine.now - start,
-        )  # fmt: skip
+            scenario=self.scenario,
+            effects=engine.effects,
+            violations=tuple(self.truth.violations),
+            names=tuple(self.names),
+            trace=tuple(engine.trace),
+            seconds=engine.now - start,
+        )
 
     def _after_step(self) -> None:
         self.cloud.time = self.engine.now
@@ -224,17 +249,11 @@ class Broken(Exception):
 def applicable(process: str, name: str) -> tuple[Fault, ...]:
     """The faults that can happen at an effect."""
     if process.startswith("agent"):
-        crashes = (
-            Fault.CRASH_BEFORE,
-            Fault.CRASH_AFTER,
-            Fault.FREEZE,
-            Fault.FREEZE_REPLACED,
-            Fault.HOST_REBOOT,
-        )
+        crashes: tuple[Fault, ...] = AGENT_FAULTS
         if name in ("driver.make_disk", "driver.start", "driver.remove_folder"):
             crashes += (Fault.CRASH_HALF,)
         return crashes + NETWORK if name.startswith("control.") else crashes
-    return (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE)
+    return CONTROL_FAULTS
 
 
 class SimUser:
@@ -338,10 +357,24 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
         name=name, hostname=name, project_id="p", availability_zone="nova", flavor=Flavor(1, 64, 1), images=()
     )
     new = servers.NewServer(
-        id=name, name=name, description=None, image_id="i", flavor_id="f", flavor={}, key_name=None, metadata={},
-        tags=(), requested_zone=None, config_drive=True, disk_config="MANUAL", reservation_id="r", launch_index=0,
-        access_ipv4="", access_ipv6="", spec=spec,
-    )  # fmt: skip
+        id=name,
+        name=name,
+        description=None,
+        image_id="i",
+        flavor_id="f",
+        flavor={},
+        key_name=None,
+        metadata={},
+        tags=(),
+        requested_zone=None,
+        config_drive=True,
+        disk_config="MANUAL",
+        reservation_id="r",
+        launch_index=0,
+        access_ipv4="",
+        access_ipv6="",
+        spec=spec,
+    )
     servers.insert_server(tx, new, caller)
     networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
 
@@ -351,6 +384,3 @@ def simulate(
 ) -> Verdict:
     """Run one scenario: by ``seed`` (random order), or fair; with the faults planned by effect number."""
     return Run(scenario, seed=seed, faults=faults or {}, tracing=tracing).run()
-
-
-__all__ = ["CRASHES", "Verdict", "applicable", "simulate"]

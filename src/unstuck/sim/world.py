@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 
 from unstuck.core.agents import (
     Answer,
@@ -214,6 +215,34 @@ class SimDriver:
 
     async def console(self, server_id: str, lines: int | None) -> str:
         return ""
+
+
+class MemoryStore(Store):
+    """The store in memory, on one connection that is kept: a simulated run is thousands of transactions."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        super().__init__("sqlite://", wall=wall)
+        self.create_all()
+        self.connection = self.engine.connect()
+        driver: Any = self.connection.connection.driver_connection
+        self.driver = driver
+
+    @staticmethod
+    def _begin(conn: sa.Connection) -> None:
+        """Transactions are begun and ended on the driver's connection, below."""
+
+    def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self.driver.execute("BEGIN IMMEDIATE")
+        try:
+            answer = tx(Tx(self.connection, self._wall), *args, **kwargs)
+        except BaseException:
+            self.driver.execute("ROLLBACK")
+            raise
+        self.driver.execute("COMMIT")
+        return answer
+
+    def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.transact(tx, *args, **kwargs)
 
 
 class SimStore:

@@ -24,9 +24,10 @@ from unstuck.core.server.data import (
     Unclear,
     Want,
 )
+from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, judge, load_server, lock_host
-from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import finish_delete_locked
@@ -50,8 +51,7 @@ class Stale(Exception):
 
 
 def terms(tx: Tx) -> Terms:
-    row = tx.execute(sa.select(clock.c.generation, clock.c.generation_id, clock.c.tick)).one()
-    return Terms(row.generation, row.generation_id, row.tick)
+    return Terms(*generation(tx))
 
 
 def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_id: str) -> None:
@@ -117,7 +117,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
     return Registered(incarnation, HEARTBEAT, LEASE, terms(tx))
 
 
-_BEAT = (
+_BEAT = Prepared(
     sa.update(hosts)
     .where(
         hosts.c.id == sa.bindparam("host"),
@@ -125,8 +125,8 @@ _BEAT = (
         hosts.c.sequence < sa.bindparam("number"),
     )
     .values(
-        seen=sa.bindparam("lease"),
-        seen_wall=sa.bindparam("wall"),
+        seen=sa.bindparam("lease_now"),
+        seen_wall=sa.bindparam("wall_now"),
         sequence=sa.bindparam("number"),
         unknown=sa.bindparam("found"),
     )
@@ -136,31 +136,32 @@ _BEAT = (
 def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
     """One write renews every lease of the host: they are judged by its row. A late one changes nothing."""
     now = tx.now
-    done = tx.execute(
-        _BEAT,
-        {
-            "host": host_id,
-            "by": beat.incarnation,
-            "number": beat.sequence,
-            "lease": now.lease,
-            "wall": now.wall,
-            "found": msgspec.json.encode(beat.unknown).decode(),
-        },
+    done = _BEAT.run(
+        tx,
+        host=host_id,
+        by=beat.incarnation,
+        number=beat.sequence,
+        lease_now=now.lease,
+        wall_now=now.wall,
+        found=msgspec.json.encode(beat.unknown).decode(),
     )
-    if done.rowcount != 1:
+    if done != 1:
         _check_incarnation(tx, host_id, beat.incarnation)
     return terms(tx)
 
 
+_INCARNATION = Prepared(sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")))
+
+
 def _check_incarnation(tx: Tx, host_id: str, incarnation: int) -> None:
-    current = tx.execute(sa.select(hosts.c.incarnation).where(hosts.c.id == host_id)).scalar_one_or_none()
+    current = _INCARNATION.scalar(tx, host=host_id)
     if current is None:
         raise UnknownHost(host_id)
     if current != incarnation:
         raise Superseded(f"incarnation {incarnation} of host {host_id} was superseded by {current}")
 
 
-_WANTS = (
+_WANTS = Prepared(
     sa.select(
         servers.c.id,
         servers.c.spec,
@@ -182,9 +183,50 @@ _WANTS = (
     .outerjoin(operations, sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open"))
     .where(placements.c.host_id == sa.bindparam("host"), servers.c.world_version > sa.bindparam("since"))
 )
-_IDS = sa.select(placements.c.server_id).where(placements.c.host_id == sa.bindparam("host"))
-_ASKS = sa.select(asks.c.id, asks.c.server_id, asks.c.kind, asks.c.argument).where(
-    asks.c.host_id == sa.bindparam("host"), asks.c.answer.is_(None)
+_IDS = Prepared(sa.select(placements.c.server_id).where(placements.c.host_id == sa.bindparam("host")))
+_ASKS = Prepared(
+    sa.select(asks.c.id, asks.c.server_id, asks.c.kind, asks.c.argument).where(
+        asks.c.host_id == sa.bindparam("host"), asks.c.answer.is_(None)
+    )
+)
+_VERSION = Prepared(sa.select(hosts.c.version).where(hosts.c.id == sa.bindparam("host")))
+_CLAIM = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"), sa.not_(servers.c.settled))
+    .values(lease_incarnation=sa.bindparam("owner"), work_deadline=sa.bindparam("limit"))
+)
+_STATE = Prepared(
+    sa.select(placements.c.state).where(
+        placements.c.server_id == sa.bindparam("server"),
+        placements.c.host_id == sa.bindparam("host"),
+        placements.c.generation == sa.bindparam("in_generation"),
+        placements.c.epoch == sa.bindparam("at_epoch"),
+    )
+)
+_OBSERVE = Prepared(
+    sa.update(servers)
+    .where(
+        servers.c.id == sa.bindparam("server"),
+        sa.or_(
+            servers.c.seen_incarnation < sa.bindparam("by"),
+            sa.and_(
+                servers.c.seen_incarnation == sa.bindparam("by"),
+                servers.c.seen_sequence < sa.bindparam("number"),
+            ),
+        ),
+    )
+    .values(
+        seen=sa.bindparam("observation"),
+        seen_at=sa.bindparam("lease_now"),
+        seen_wall=sa.bindparam("wall_now"),
+        updated_wall=sa.bindparam("wall_now"),
+        seen_incarnation=sa.bindparam("by"),
+        seen_sequence=sa.bindparam("number"),
+        disk_id=sa.func.coalesce(servers.c.disk_id, sa.bindparam("disk", type_=sa.String)),
+        launched_wall=sa.func.coalesce(servers.c.launched_wall, sa.bindparam("launched", type_=sa.Double)),
+        lease_incarnation=sa.bindparam("owner"),
+        work_deadline=sa.bindparam("limit"),
+    )
 )
 
 
@@ -192,11 +234,11 @@ def world_version(tx: Tx, host_id: str, incarnation: int) -> tuple[int, bool]:
     """The version of a host's world, and whether a question waits for it. Raises :class:`Superseded`."""
     _check_incarnation(tx, host_id, incarnation)
     version = _version(tx, host_id)
-    return version, tx.execute(_ASKS, {"host": host_id}).first() is not None
+    return version, _ASKS.first(tx, host=host_id) is not None
 
 
 def _version(tx: Tx, host_id: str) -> int:
-    return int(tx.execute(sa.select(hosts.c.version).where(hosts.c.id == host_id)).scalar_one())
+    return int(_VERSION.scalar(tx, host=host_id))
 
 
 def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
@@ -205,11 +247,11 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
     version = _version(tx, host_id)
     if since > version:
         since = -1
-    rows = tx.execute(_WANTS, {"host": host_id, "since": since}).all()
-    questions = tx.execute(_ASKS, {"host": host_id}).all()
+    rows = _WANTS.all(tx, host=host_id, since=since)
+    questions = _ASKS.all(tx, host=host_id)
     return World(
         version=version,
-        ids=tuple(tx.execute(_IDS, {"host": host_id}).scalars()),
+        ids=tuple(_IDS.scalars(tx, host=host_id)),
         wants=tuple(_want(row, tx.now.lease) for row in rows),
         asks=tuple(
             Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
@@ -245,27 +287,17 @@ def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     state = _placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
-    done = tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == ask.server_id, sa.not_(servers.c.settled))
-        .values(lease_incarnation=ask.incarnation, work_deadline=tx.now.lease + STALL)
-    )
-    if done.rowcount:
+    if _CLAIM.run(tx, server=ask.server_id, owner=ask.incarnation, limit=tx.now.lease + STALL):
         judge(tx, ask.server_id)
 
 
 def _placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
-    row = tx.execute(
-        sa.select(placements.c.state).where(
-            placements.c.server_id == server_id,
-            placements.c.host_id == host_id,
-            placements.c.generation == fence.generation,
-            placements.c.epoch == fence.epoch,
-        )
-    ).first()
-    if row is None:
+    state = _STATE.scalar(
+        tx, server=server_id, host=host_id, in_generation=fence.generation, at_epoch=fence.epoch
+    )
+    if state is None:
         raise Stale(f"server {server_id} is not granted to host {host_id} at {fence}")
-    return str(row.state)
+    return str(state)
 
 
 def report(tx: Tx, host_id: str, ask: Report) -> None:
@@ -299,26 +331,21 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
     if isinstance(seen.guest, Unclear) and server.seen is not None:
         # Unknown is never a worse status (law 4): what was seen last stands, with the trouble beside it.
         seen = msgspec.structs.replace(seen, guest=server.seen.guest, intent=server.seen.intent)
-    values: dict[str, Any] = {
-        "seen": msgspec.json.encode(seen).decode(),
-        "seen_at": now.lease,
-        "seen_wall": now.wall,
-        "seen_incarnation": ask.incarnation,
-        "seen_sequence": ask.sequence,
-        "updated_wall": now.wall,
-    }
-    if ask.disk_id is not None and not server.disk_recorded:
-        values["disk_id"] = ask.disk_id
-    if server.launched_wall is None and isinstance(seen.guest, Running | Paused | Off):
-        values["launched_wall"] = now.wall
-    if server.lease_incarnation is not None:
-        values |= {"lease_incarnation": ask.incarnation, "work_deadline": now.lease + STALL}
-    newer = sa.or_(
-        servers.c.seen_incarnation < ask.incarnation,
-        sa.and_(servers.c.seen_incarnation == ask.incarnation, servers.c.seen_sequence < ask.sequence),
+    working = server.lease_incarnation is not None
+    written = _OBSERVE.run(
+        tx,
+        server=ask.server_id,
+        by=ask.incarnation,
+        number=ask.sequence,
+        observation=msgspec.json.encode(seen).decode(),
+        lease_now=now.lease,
+        wall_now=now.wall,
+        disk=ask.disk_id,
+        launched=now.wall if isinstance(seen.guest, Running | Paused | Off) else None,
+        owner=ask.incarnation if working else None,
+        limit=now.lease + STALL if working else None,
     )
-    done = tx.execute(sa.update(servers).where(servers.c.id == ask.server_id, newer).values(values))
-    return done.rowcount == 1
+    return written == 1
 
 
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:

@@ -11,12 +11,24 @@ import sqlalchemy as sa
 
 from unstuck.core.time import Now
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
 
 GAP = 5.0
 """Seconds between two ticks from which on the time between them counts as a gap."""
 
-_READ = sa.select(clock)
+_READ = Prepared(sa.select(clock))
+_TICK = Prepared(
+    sa.update(clock)
+    .where(clock.c.tick == sa.bindparam("seen"))
+    .values(
+        wall=sa.bindparam("new_wall"),
+        lease=sa.bindparam("new_lease"),
+        gap_sum=clock.c.gap_sum + sa.bindparam("gap", type_=sa.Double),
+        tick=clock.c.tick + 1,
+        sweep_after=sa.bindparam("new_sweep"),
+    )
+)
 
 
 def lease_time(wall: float, tick_wall: float, tick_lease: float) -> float:
@@ -38,7 +50,8 @@ def init_clock(tx: Tx, *, generation_id: str) -> None:
 
 def read_now(tx: Tx) -> Now:
     """Both times, as of this statement."""
-    row = tx.execute(_READ).one()
+    row = _READ.first(tx)
+    assert row is not None
     wall = tx.wall()
     return Now(wall=wall, lease=lease_time(wall, row.wall, row.lease))
 
@@ -50,7 +63,8 @@ def tick(tx: Tx, *, lease_seconds: float) -> bool:
     one lease period after it, so that everybody who was alive can renew first. A second gap within that
     period does not postpone the sweep again: a control plane that restarts all the time still sweeps.
     """
-    row = tx.execute(_READ).one()
+    row = _READ.first(tx)
+    assert row is not None
     wall = tx.wall()
     passed = wall - row.wall
     gap = passed if passed < 0 else max(passed - GAP, 0.0)
@@ -58,15 +72,12 @@ def tick(tx: Tx, *, lease_seconds: float) -> bool:
     sweep_after = row.sweep_after
     if gap and sweep_after <= row.lease:
         sweep_after = lease + lease_seconds
-    tx.execute(
-        sa.update(clock)
-        .where(clock.c.tick == row.tick)
-        .values(wall=wall, lease=lease, gap_sum=row.gap_sum + gap, tick=row.tick + 1, sweep_after=sweep_after)
-    )
+    _TICK.run(tx, seen=row.tick, new_wall=wall, new_lease=lease, gap=gap, new_sweep=sweep_after)
     return bool(sweep_after <= lease)
 
 
-def generation(tx: Tx) -> tuple[int, str]:
-    """The store's generation: a counter that rises when a copy was put back, and its random id."""
-    row = tx.execute(sa.select(clock.c.generation, clock.c.generation_id)).one()
-    return row.generation, row.generation_id
+def generation(tx: Tx) -> tuple[int, str, int]:
+    """The store's generation (a counter that rises when a copy was put back, a random id) and its tick."""
+    row = _READ.first(tx)
+    assert row is not None
+    return row.generation, row.generation_id, row.tick

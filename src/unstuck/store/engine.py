@@ -48,6 +48,10 @@ class Tx:
     def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
         return self.conn.execute(statement, parameters)
 
+    def cursor(self) -> Any:
+        """A cursor of the driver, in this very transaction (for :class:`Prepared`)."""
+        return self.conn.connection.cursor()
+
     def wall(self) -> float:
         """Seconds since the epoch by the store's clock, not the transaction's start."""
         if self._wall is not None:
@@ -83,6 +87,10 @@ class Store:
             )  # fmt: skip
         else:
             self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+        self._outages: tuple[type[Exception], ...] = (
+            sa.exc.OperationalError,
+            self.engine.dialect.loaded_dbapi.OperationalError,
+        )
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
             event.listen(self.engine, "begin", self._begin)
@@ -112,10 +120,11 @@ class Store:
             try:
                 with self.engine.begin() as conn:
                     return tx(Tx(conn, self._wall), *args, **kwargs)
-            except sa.exc.OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
+            except self._outages as error:
+                cause = getattr(error, "orig", error)
+                if getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
                     continue
-                raise StoreUnavailable(str(error.orig)) from error
+                raise StoreUnavailable(str(cause)) from error
         raise AssertionError("unreachable")
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -123,8 +132,8 @@ class Store:
         try:
             with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                 return tx(Tx(conn, self._wall), *args, **kwargs)
-        except sa.exc.OperationalError as error:
-            raise StoreUnavailable(str(error.orig)) from error
+        except self._outages as error:
+            raise StoreUnavailable(str(getattr(error, "orig", error))) from error
 
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""

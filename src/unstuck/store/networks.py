@@ -11,10 +11,27 @@ import sqlalchemy as sa
 
 from unstuck.core.server.data import Nic
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.network import networks, ports, subnets
 
 DEFAULT_NAME = "private"
 _SPACE = uuid.UUID("6f1c3f0e-7a55-4a0e-9d8a-6d5f2b3f9a10")
+
+
+_LOCK = Prepared(
+    sa.update(networks)
+    .where(
+        networks.c.id == sa.bindparam("network"),
+        sa.or_(networks.c.shared, networks.c.project_id == sa.bindparam("project")),
+    )
+    .values(version=networks.c.version + 1)
+)
+_DEFAULT = Prepared(
+    sa.select(networks.c.id).where(networks.c.shared).order_by(networks.c.created_wall).limit(1)
+)
+_SUBNET = Prepared(sa.select(subnets).where(subnets.c.network_id == sa.bindparam("network")))
+_TAKEN = Prepared(sa.select(ports.c.address).where(ports.c.network_id == sa.bindparam("network")))
+_INSERT_PORT = Prepared(sa.insert(ports))
 
 
 class NoMoreAddresses(Exception):
@@ -56,8 +73,8 @@ def ensure_default_network(tx: Tx, *, project_id: str, cidr: str) -> str:
 
 def default_network(tx: Tx) -> str | None:
     """The id of the network that ``auto`` means."""
-    query = sa.select(networks.c.id).where(networks.c.shared).order_by(networks.c.created_wall).limit(1)
-    return tx.execute(query).scalar_one_or_none()
+    network_id: str | None = _DEFAULT.scalar(tx)
+    return network_id
 
 
 def mac_of(port_id: str) -> str:
@@ -80,31 +97,26 @@ def allot_port(
     Raises :class:`NoSuchNetwork` and :class:`NoMoreAddresses`. The server's row must be inserted first.
     """
     network_id = network_id or default_network(tx)
-    locked = tx.execute(
-        sa.update(networks)
-        .where(networks.c.id == network_id, sa.or_(networks.c.shared, networks.c.project_id == project_id))
-        .values(version=networks.c.version + 1)
-    )
-    if locked.rowcount != 1:
+    if network_id is None or _LOCK.run(tx, network=network_id, project=project_id) != 1:
         raise NoSuchNetwork(f"Network {network_id} could not be found.")
-    subnet = tx.execute(sa.select(subnets).where(subnets.c.network_id == network_id)).one()
-    taken = set(tx.execute(sa.select(ports.c.address).where(ports.c.network_id == network_id)).scalars())
+    subnet = _SUBNET.first(tx, network=network_id)
+    assert subnet is not None
+    taken = set(_TAKEN.scalars(tx, network=network_id))
     chosen = _choose(subnet, taken, address)
     mac = mac_of(port_id)
-    tx.execute(
-        sa.insert(ports).values(
-            id=port_id,
-            network_id=network_id,
-            subnet_id=subnet.id,
-            project_id=project_id,
-            server_id=server_id,
-            mac=mac,
-            address=chosen,
-            created_wall=tx.now.wall,
-        )
+    _INSERT_PORT.run(
+        tx,
+        id=port_id,
+        network_id=network_id,
+        subnet_id=subnet.id,
+        project_id=project_id,
+        server_id=server_id,
+        mac=mac,
+        address=chosen,
+        created_wall=tx.now.wall,
     )
     prefix = ipaddress.ip_network(subnet.cidr).prefixlen
-    return Nic(port_id, str(network_id), mac, chosen, prefix, subnet.gateway)
+    return Nic(port_id, network_id, mac, chosen, prefix, subnet.gateway)
 
 
 def _choose(subnet: Any, taken: set[str], address: str | None) -> str:

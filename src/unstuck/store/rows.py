@@ -31,12 +31,13 @@ from unstuck.core.server.data import (
 )
 from unstuck.core.time import Now
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 
 _observation = msgspec.json.Decoder(Observation)
 _failure = msgspec.json.Decoder(Failure)
 
-_JOINED = (
+JOINED = (
     sa.select(
         servers.c.id,
         servers.c.created,
@@ -74,8 +75,33 @@ _JOINED = (
     .outerjoin(hosts, hosts.c.id == placements.c.host_id)
     .outerjoin(operations, sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open"))
 )
-_ONE = _JOINED.where(servers.c.id == sa.bindparam("server_id"))
-_ONE_LOCKED = _ONE.with_for_update(of=servers)
+_ONE = Prepared(JOINED.where(servers.c.id == sa.bindparam("server_id")))
+_ONE_LOCKED = Prepared(JOINED.where(servers.c.id == sa.bindparam("server_id")).with_for_update(of=servers))
+_LOCK_HOST = Prepared(
+    sa.update(hosts).where(hosts.c.id == sa.bindparam("host")).values(version=hosts.c.version + 1)
+)
+_BUMP = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(
+        world_version=sa.select(hosts.c.version).where(hosts.c.id == sa.bindparam("host")).scalar_subquery()
+    )
+)
+_SETTLE = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(
+        settled=sa.bindparam("now_settled"),
+        next_look=sa.bindparam("look"),
+        lease_incarnation=sa.bindparam("owner"),
+        work_deadline=sa.bindparam("limit"),
+    )
+)
+_CLOSE = Prepared(
+    sa.update(operations)
+    .where(operations.c.id == sa.bindparam("operation"), operations.c.state == "open")
+    .values(state=sa.bindparam("new_state"), reason=sa.bindparam("why"), finished_wall=sa.bindparam("wall"))
+)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -88,17 +114,18 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def load_server(tx: Tx, server_id: str, *, lock: bool = False) -> Loaded | None:
     """One server, or None; ``lock`` holds its row until the transaction ends."""
-    row = tx.execute(_ONE_LOCKED if lock else _ONE, {"server_id": server_id}).first()
-    return None if row is None else _loaded(row)
+    row = (_ONE_LOCKED if lock else _ONE).first(tx, server_id=server_id)
+    return None if row is None else loaded_from(row)
 
 
 def load_servers(tx: Tx, server_ids: list[str]) -> dict[str, Server]:
     """Several servers by id, for lists."""
-    rows = tx.execute(_JOINED.where(servers.c.id.in_(server_ids)))
-    return {row.id: _loaded(row).server for row in rows}
+    rows = tx.execute(JOINED.where(servers.c.id.in_(server_ids)))
+    return {row.id: loaded_from(row).server for row in rows}
 
 
-def _loaded(row: Any) -> Loaded:
+def loaded_from(row: Any) -> Loaded:
+    """A row of :data:`JOINED` (which may have further columns) as the core sees it."""
     place = host = operation = None
     if row.host_id is not None:
         place = Place(row.host_id, Fence(row.generation, row.epoch), row.nonce)
@@ -140,13 +167,12 @@ def lock_host(tx: Tx, host_id: str) -> None:
     On PostgreSQL at READ COMMITTED a condition inside the deciding UPDATE is not enough: two placers
     of 3 on a host of 4 both succeeded when it was measured.
     """
-    tx.execute(sa.update(hosts).where(hosts.c.id == host_id).values(version=hosts.c.version + 1))
+    _LOCK_HOST.run(tx, host=host_id)
 
 
 def bump_world(tx: Tx, host_id: str, server_id: str) -> None:
     """Say that the host has to hear of this server; the caller holds the host's row."""
-    version = sa.select(hosts.c.version).where(hosts.c.id == host_id).scalar_subquery()
-    tx.execute(sa.update(servers).where(servers.c.id == server_id).values(world_version=version))
+    _BUMP.run(tx, host=host_id, server=server_id)
 
 
 def next_look(plan: Plan, now: Now) -> tuple[bool, float | None]:
@@ -174,20 +200,14 @@ def judge(tx: Tx, server_id: str) -> Server:
             close_operation(tx, server.operation.id, outcome)
             server = msgspec.structs.replace(server, operation=None)
     settled, look = next_look(plan_control(server, tx.now), tx.now)
-    values: dict[str, Any] = {}
-    if (settled, look) != (loaded.settled, loaded.next_look):
-        values = {"settled": settled, "next_look": look}
-    if settled and server.lease_incarnation is not None:
-        values |= {"lease_incarnation": None, "work_deadline": None}
-    if values:
-        tx.execute(sa.update(servers).where(servers.c.id == server_id).values(values))
+    owner, limit = server.lease_incarnation, server.work_deadline
+    if settled:
+        owner = limit = None
+    if (settled, look, owner) != (loaded.settled, loaded.next_look, server.lease_incarnation):
+        _SETTLE.run(tx, server=server_id, now_settled=settled, look=look, owner=owner, limit=limit)
     return server
 
 
 def close_operation(tx: Tx, operation_id: str, outcome: Outcome) -> None:
     """End an open operation; an ended one stays as it is (final states are final)."""
-    tx.execute(
-        sa.update(operations)
-        .where(operations.c.id == operation_id, operations.c.state == "open")
-        .values(state=outcome.state, reason=outcome.reason, finished_wall=tx.now.wall)
-    )
+    _CLOSE.run(tx, operation=operation_id, new_state=outcome.state, why=outcome.reason, wall=tx.now.wall)

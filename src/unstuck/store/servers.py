@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.errors import Conflict as Conflict
+from unstuck.core.errors import NotFound as NotFound
 from unstuck.core.server.control import Outcome, away
 from unstuck.core.server.data import (
     Failure,
@@ -16,9 +18,10 @@ from unstuck.core.server.data import (
 )
 from unstuck.core.server.status import status
 from unstuck.core.time import Now
+from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
-from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 
@@ -32,12 +35,84 @@ OPERATION_DEADLINE = {
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
 
 
-class Conflict(Exception):
-    """The request cannot be taken in the resource's present state (409); the message says why."""
+LEASE = 30.0
+"""Seconds that a host's word counts."""
 
-
-class NotFound(Exception):
-    """There is no such resource for this project (404)."""
+_INSERT_SERVER = Prepared(sa.insert(servers))
+_INSERT_OPERATION = Prepared(sa.insert(operations))
+_INSERT_PLACEMENT = Prepared(sa.insert(placements))
+_WANT = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(
+        power=sa.bindparam("on_off"),
+        intent=sa.bindparam("number"),
+        edge=sa.bindparam("least_edge"),
+        edge_soft=sa.bindparam("ask_first"),
+        updated_wall=sa.bindparam("wall"),
+    )
+)
+_DUE = Prepared(
+    sa.select(servers.c.id)
+    .where(sa.not_(servers.c.settled), servers.c.next_look <= sa.bindparam("now"))
+    .order_by(servers.c.next_look)
+    .limit(sa.bindparam("most"))
+)
+_TO_PLACE = Prepared(
+    sa.select(servers.c.spec, servers.c.epoch, servers.c.deleted, servers.c.failure)
+    .where(servers.c.id == sa.bindparam("server"))
+    .with_for_update()
+)
+_SET_EPOCH = Prepared(
+    sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(epoch=sa.bindparam("number"))
+)
+_USED = Prepared(
+    sa.select(
+        sa.func.coalesce(sa.func.sum(placements.c.vcpus), 0).label("vcpus"),
+        sa.func.coalesce(sa.func.sum(placements.c.ram_mb), 0).label("ram_mb"),
+        sa.func.coalesce(sa.func.sum(placements.c.disk_gb), 0).label("disk_gb"),
+    ).where(placements.c.host_id == sa.bindparam("host"))
+)
+_CAPACITY = Prepared(
+    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled).where(
+        hosts.c.id == sa.bindparam("host")
+    )
+)
+_ram = (
+    sa.select(placements.c.host_id, sa.func.sum(placements.c.ram_mb).label("ram"))
+    .group_by(placements.c.host_id)
+    .subquery()
+)
+_HOSTS_BY_ROOM = Prepared(
+    sa.select(hosts.c.id)
+    .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
+    .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > sa.bindparam("heard_since"))
+    .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
+)
+_BURY = Prepared(
+    sa.update(placements)
+    .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
+    .values(state="tombstone")
+)
+_FREE_ROOM = Prepared(sa.delete(placements).where(placements.c.server_id == sa.bindparam("server")))
+_FREE_ADDRESSES = Prepared(sa.delete(ports).where(ports.c.server_id == sa.bindparam("server")))
+_REMOVED = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(
+        removed=True,
+        removed_wall=sa.bindparam("wall"),
+        lease_incarnation=None,
+        work_deadline=None,
+        settled=True,
+        next_look=None,
+    )
+)
+_ALL_DONE = Prepared(
+    sa.update(operations)
+    .where(operations.c.resource_id == sa.bindparam("server"), operations.c.state == "open")
+    .values(state="done", finished_wall=sa.bindparam("wall"))
+)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -73,45 +148,44 @@ class NewServer(msgspec.Struct, frozen=True):
 def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
     """Accept a server: this row *is* the work item (law 1). Its ports were inserted before it is read."""
     now = tx.now
-    tx.execute(
-        sa.insert(servers).values(
-            id=new.id,
-            project_id=caller.project_id,
-            user_id=caller.user_id,
-            name=new.name,
-            description=new.description,
-            image_id=new.image_id,
-            flavor_id=new.flavor_id,
-            flavor=msgspec.json.encode(new.flavor).decode(),
-            key_name=new.key_name,
-            user_data=new.spec.user_data,
-            meta=msgspec.json.encode(new.metadata).decode(),
-            tags=msgspec.json.encode(new.tags).decode(),
-            requested_zone=new.requested_zone,
-            config_drive=new.config_drive,
-            disk_config=new.disk_config,
-            reservation_id=new.reservation_id,
-            launch_index=new.launch_index,
-            access_ipv4=new.access_ipv4,
-            access_ipv6=new.access_ipv6,
-            spec=msgspec.json.encode(new.spec).decode(),
-            created=now.lease,
-            created_wall=now.wall,
-            updated_wall=now.wall,
-            power="on",
-            intent=1,
-            edge=1,
-            edge_soft=False,
-            deleted=False,
-            epoch=0,
-            world_version=0,
-            seen_at=now.lease,
-            seen_incarnation=0,
-            seen_sequence=0,
-            removed=False,
-            settled=False,
-            next_look=now.lease,
-        )
+    _INSERT_SERVER.run(
+        tx,
+        id=new.id,
+        project_id=caller.project_id,
+        user_id=caller.user_id,
+        name=new.name,
+        description=new.description,
+        image_id=new.image_id,
+        flavor_id=new.flavor_id,
+        flavor=msgspec.json.encode(new.flavor).decode(),
+        key_name=new.key_name,
+        user_data=new.spec.user_data,
+        meta=msgspec.json.encode(new.metadata).decode(),
+        tags=msgspec.json.encode(new.tags).decode(),
+        requested_zone=new.requested_zone,
+        config_drive=new.config_drive,
+        disk_config=new.disk_config,
+        reservation_id=new.reservation_id,
+        launch_index=new.launch_index,
+        access_ipv4=new.access_ipv4,
+        access_ipv6=new.access_ipv6,
+        spec=msgspec.json.encode(new.spec).decode(),
+        created=now.lease,
+        created_wall=now.wall,
+        updated_wall=now.wall,
+        power="on",
+        intent=1,
+        edge=1,
+        edge_soft=False,
+        deleted=False,
+        epoch=0,
+        world_version=0,
+        seen_at=now.lease,
+        seen_incarnation=0,
+        seen_sequence=0,
+        removed=False,
+        settled=False,
+        next_look=now.lease,
     )
     _open(tx, new.id, OperationKind.CREATE, 1, soft=False, caller=caller, host=None)
 
@@ -120,24 +194,23 @@ def _open(
     tx: Tx, server_id: str, kind: OperationKind, edge: int, *, soft: bool, caller: Caller, host: str | None
 ) -> None:
     now = tx.now
-    tx.execute(
-        sa.insert(operations).values(
-            id=f"{server_id}.{kind.value}.{caller.request_id}",
-            resource_kind="server",
-            resource_id=server_id,
-            kind=kind.value,
-            edge=edge,
-            soft=soft,
-            state="open",
-            reason="",
-            request_id=caller.request_id,
-            user_id=caller.user_id,
-            project_id=caller.project_id,
-            host=host,
-            since=now.lease,
-            started_wall=now.wall,
-            deadline=now.lease + OPERATION_DEADLINE[kind],
-        )
+    _INSERT_OPERATION.run(
+        tx,
+        id=f"{server_id}.{kind.value}.{caller.request_id}",
+        resource_kind="server",
+        resource_id=server_id,
+        kind=kind.value,
+        edge=edge,
+        soft=soft,
+        state="open",
+        reason="",
+        request_id=caller.request_id,
+        user_id=caller.user_id,
+        project_id=caller.project_id,
+        host=host,
+        since=now.lease,
+        started_wall=now.wall,
+        deadline=now.lease + OPERATION_DEADLINE[kind],
     )
 
 
@@ -179,16 +252,14 @@ def _want(
         close_operation(tx, server.operation.id, Outcome("superseded", f"overridden by {kind.value}"))
     host = server.host.hostname if server.host else None
     _open(tx, server.id, kind, edge, soft=soft, caller=caller, host=host)
-    tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == server.id)
-        .values(
-            power=power.value,
-            intent=server.intent + 1,
-            edge=edge,
-            edge_soft=soft,
-            updated_wall=tx.now.wall,
-        )
+    _WANT.run(
+        tx,
+        server=server.id,
+        on_off=power.value,
+        number=server.intent + 1,
+        least_edge=edge,
+        ask_first=soft,
+        wall=tx.now.wall,
     )
     if server.place is not None:
         bump_world(tx, server.place.host_id, server.id)
@@ -261,14 +332,7 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 
 def due_servers(tx: Tx, limit: int) -> list[str]:
     """Ids of servers whose next look is due, the longest overdue first."""
-    now = tx.now.lease
-    query = (
-        sa.select(servers.c.id)
-        .where(sa.not_(servers.c.settled), servers.c.next_look <= now)
-        .order_by(servers.c.next_look)
-        .limit(limit)
-    )
-    return list(tx.execute(query).scalars())
+    return _DUE.scalars(tx, now=tx.now.lease, most=limit)
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
@@ -286,29 +350,14 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
         return None
     if loaded.server.place is not None or loaded.server.deleted:
         return ServerFacts(loaded.server, (), tx.now)
-    used = (
-        sa.select(placements.c.host_id, sa.func.sum(placements.c.ram_mb).label("ram"))
-        .group_by(placements.c.host_id)
-        .subquery()
-    )
-    free = hosts.c.ram_mb - sa.func.coalesce(used.c.ram, 0)
-    query = (
-        sa.select(hosts.c.id)
-        .outerjoin(used, used.c.host_id == hosts.c.id)
-        .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > tx.now.lease - 30.0)
-        .order_by(free.desc(), hosts.c.id)
-    )
-    return ServerFacts(loaded.server, tuple(tx.execute(query).scalars()), tx.now)
+    free = _HOSTS_BY_ROOM.scalars(tx, heard_since=tx.now.lease - LEASE)
+    return ServerFacts(loaded.server, tuple(free), tx.now)
 
 
 def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     """Grant the server to the host, if there is room; false when there is none, or somebody was faster."""
     lock_host(tx, host_id)
-    row = tx.execute(
-        sa.select(servers.c.spec, servers.c.epoch, servers.c.deleted, servers.c.failure)
-        .where(servers.c.id == server_id)
-        .with_for_update()
-    ).first()
+    row = _TO_PLACE.first(tx, server=server_id)
     if row is None or row.deleted or row.failure is not None:
         return False
     loaded = load_server(tx, server_id)
@@ -317,22 +366,20 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     flavor = msgspec.json.decode(row.spec, type=Spec).flavor
     if not _has_room(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb):
         return False
-    generation = tx.execute(sa.select(clock.c.generation)).scalar_one()
-    tx.execute(
-        sa.insert(placements).values(
-            server_id=server_id,
-            generation=generation,
-            epoch=row.epoch + 1,
-            host_id=host_id,
-            nonce=nonce,
-            state="live",
-            vcpus=flavor.vcpus,
-            ram_mb=flavor.ram_mb,
-            disk_gb=flavor.disk_gb,
-            granted=tx.now.lease,
-        )
+    _INSERT_PLACEMENT.run(
+        tx,
+        server_id=server_id,
+        generation=generation(tx)[0],
+        epoch=row.epoch + 1,
+        host_id=host_id,
+        nonce=nonce,
+        state="live",
+        vcpus=flavor.vcpus,
+        ram_mb=flavor.ram_mb,
+        disk_gb=flavor.disk_gb,
+        granted=tx.now.lease,
     )
-    tx.execute(sa.update(servers).where(servers.c.id == server_id).values(epoch=row.epoch + 1))
+    _SET_EPOCH.run(tx, server=server_id, number=row.epoch + 1)
     bump_world(tx, host_id, server_id)
     judge(tx, server_id)
     return True
@@ -344,18 +391,9 @@ VCPU_OVERCOMMIT = 16
 
 def _has_room(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int) -> bool:
     """Capacity in use is derived from placements: there is no counter that can leak."""
-    used = tx.execute(
-        sa.select(
-            sa.func.coalesce(sa.func.sum(placements.c.vcpus), 0).label("vcpus"),
-            sa.func.coalesce(sa.func.sum(placements.c.ram_mb), 0).label("ram_mb"),
-            sa.func.coalesce(sa.func.sum(placements.c.disk_gb), 0).label("disk_gb"),
-        ).where(placements.c.host_id == host_id)
-    ).one()
-    host = tx.execute(
-        sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled).where(
-            hosts.c.id == host_id
-        )
-    ).first()
+    used = _USED.first(tx, host=host_id)
+    host = _CAPACITY.first(tx, host=host_id)
+    assert used is not None
     if host is None or not host.enabled:
         return False
     return bool(
@@ -417,29 +455,10 @@ def finish_delete_locked(tx: Tx, server: Server, *, tombstone: bool) -> None:
     """The server is gone for its user. With a tombstone its addresses and its room stay taken until
     the host was seen without it. The caller holds the host's row."""
     if tombstone:
-        tx.execute(
-            sa.update(placements)
-            .where(placements.c.server_id == server.id, placements.c.state == "live")
-            .values(state="tombstone")
-        )
+        _BURY.run(tx, server=server.id)
     else:
-        tx.execute(sa.delete(placements).where(placements.c.server_id == server.id))
-        tx.execute(sa.delete(ports).where(ports.c.server_id == server.id))
-    tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == server.id)
-        .values(
-            removed=True,
-            removed_wall=tx.now.wall,
-            lease_incarnation=None,
-            work_deadline=None,
-            settled=True,
-            next_look=None,
-        )
-    )
+        _FREE_ROOM.run(tx, server=server.id)
+        _FREE_ADDRESSES.run(tx, server=server.id)
+    _REMOVED.run(tx, server=server.id, wall=tx.now.wall)
     # By resource and not by id: the operation may be one of this very transaction.
-    tx.execute(
-        sa.update(operations)
-        .where(operations.c.resource_id == server.id, operations.c.state == "open")
-        .values(state="done", finished_wall=tx.now.wall)
-    )
+    _ALL_DONE.run(tx, server=server.id, wall=tx.now.wall)
