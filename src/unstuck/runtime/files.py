@@ -33,7 +33,7 @@ def write_once(path: Path, data: bytes) -> bytes:
     part = path.with_name(f".{path.name}.part-{secrets.token_hex(4)}")
     write_whole(part, data)
     try:
-        part.hardlink_to(path)
+        path.hardlink_to(part)
     except FileExistsError:
         return path.read_bytes()
     finally:

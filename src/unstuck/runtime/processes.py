@@ -80,7 +80,7 @@ def end(process: ProcessId, number: signal.Signals, seconds: float) -> bool:
 
 
 def end_for_sure(process: ProcessId, patience: float) -> bool:
-    """SIGTERM, ``patience``, SIGKILL; a stopped process gets the SIGKILL at once, it would hear nothing else."""
+    """SIGTERM, ``patience``, SIGKILL; a stopped process hears nothing but the last."""
     if not stopped(process.pid) and end(process, signal.SIGTERM, patience):
         return True
     return end(process, signal.SIGKILL, 5.0)

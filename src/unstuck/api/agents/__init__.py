@@ -1,0 +1,7 @@
+"""The agents' API, version 1: what host agents ask of the control plane, over HTTP."""
+
+from __future__ import annotations
+
+from unstuck.api.agents.hosts import ROUTES
+
+__all__ = ["ROUTES"]

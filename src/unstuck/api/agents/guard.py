@@ -1,0 +1,121 @@
+"""What every agent call passes first: protocol version, credential, and errors in words an agent knows."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from unstuck.api.errors import ApiError
+from unstuck.api.inputs import checked, read_body
+from unstuck.api.routes import Call, Handler, Reply
+from unstuck.core.agents import PROTOCOL
+from unstuck.store import agents
+from unstuck.store.agents import Stale, Superseded, UnknownHost
+
+T = TypeVar("T")
+
+HEADER: Final = "unstuck-protocol"
+SUPPORTED: Final = frozenset({PROTOCOL})
+_CACHED: Final = 1024
+_CACHE_SECONDS: Final = 30.0
+"""A credential that was taken away is refused after this time at the latest."""
+
+log = structlog.get_logger(__name__)
+
+
+class Refusal(Exception):
+    """An answer that an agent understands: a status and the type of what is wrong."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+class Verified:
+    """Credentials that were right a moment ago, so that not every call asks the store."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def knows(self, host_id: str, secret_hash: str) -> bool:
+        return self._until.get((host_id, secret_hash), 0.0) > time.monotonic()
+
+    def add(self, host_id: str, secret_hash: str) -> None:
+        self._until[host_id, secret_hash] = time.monotonic() + _CACHE_SECONDS
+        self._until.move_to_end((host_id, secret_hash))
+        while len(self._until) > _CACHED:
+            self._until.popitem(last=False)
+
+
+def verified(call: Call) -> Verified:
+    """The cache of this process."""
+    found: Verified = call.app.extra.setdefault("agents.verified", Verified())
+    return found
+
+
+def guarded(handler: Callable[[Call, str], Awaitable[Reply]]) -> Handler:
+    """A route's handler that is called with the id of the host that is certainly asking."""
+
+    async def answer(call: Call) -> Reply:
+        try:
+            _check_protocol(call)
+            return await handler(call, await _authenticate(call))
+        except Superseded as error:
+            return _error(409, "superseded", str(error))
+        except Stale as error:
+            return _error(410, "stale", str(error))
+        except UnknownHost:
+            return _error(401, "unknown-host", "No host has this credential; let it join again.")
+        except Refusal as error:
+            return _error(error.status, error.kind, str(error))
+        except ApiError as error:
+            return _error(error.status, error.kind or "invalid", error.message, error.headers)
+
+    return answer
+
+
+def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Reply:
+    body = {"error": {"code": status, "type": kind, "message": message}}
+    return Reply(body, status=status, headers=headers or {})
+
+
+def _check_protocol(call: Call) -> None:
+    given = call.http.headers.get(HEADER, "")
+    if given.isascii() and given.isdigit() and len(given) < 10 and int(given) in SUPPORTED:
+        return
+    spoken = ", ".join(str(version) for version in sorted(SUPPORTED))
+    theirs = f"version {given[:20]!r}" if given else "no version (header Unstuck-Protocol)"
+    raise Refusal(
+        400,
+        "protocol",
+        f"The agent speaks {theirs} of the agents' protocol, the control plane speaks {spoken}: "
+        "upgrade the older of the two.",
+    )
+
+
+async def _authenticate(call: Call) -> str:
+    host_id = call.params["host_id"]
+    scheme, _, secret = call.http.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise Refusal(401, "unknown-host", "The credential of the host is missing.")
+    secret_hash = hashlib.sha256(secret.strip().encode()).hexdigest()
+    cache = verified(call)
+    if not cache.knows(host_id, secret_hash):
+        await call.store.run_read(agents.authenticate_host, host_id, secret_hash)
+        cache.add(host_id, secret_hash)
+    return host_id
+
+
+async def body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
+    """The validated body. It is read after the credential was checked: strangers send nothing large."""
+    data = await read_body(call.http, call.app.settings)
+    decoded: Any = checked(lambda: decoder.decode(data), data)
+    result: T = decoded
+    return result

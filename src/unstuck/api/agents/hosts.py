@@ -1,0 +1,178 @@
+"""Routes of host agents: register, heartbeat, world, claims, reports, answers, images."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from unstuck.api.agents.guard import Refusal, body, guarded
+from unstuck.api.agents.images import image
+from unstuck.api.routes import Call, Query, Reply, Route, route
+from unstuck.core.agents import PROTOCOL, Answer, Claim, Heartbeat, Register, Report, Terms, World
+from unstuck.store import agents
+from unstuck.store.engine import Tx
+
+WAIT_MAX: Final = 60.0
+RECHECK: Final = 5.0
+"""Seconds after which a long poll looks by itself: a wake-up may be lost, or happen in another process."""
+TEXT_MAX: Final = 512 * 1024
+UNKNOWN_MAX: Final = 10_000
+ID_MAX: Final = 64
+
+_register = msgspec.json.Decoder(Register)
+_heartbeat = msgspec.json.Decoder(Heartbeat)
+_claim = msgspec.json.Decoder(Claim)
+_report = msgspec.json.Decoder(Report)
+_answer = msgspec.json.Decoder(Answer)
+
+
+class WorldQuery(Query, frozen=True, kw_only=True):
+    """``since``: the version the agent knows, -1 for none. ``wait``: how long the call may take."""
+
+    incarnation: int = 0
+    since: int = -1
+    wait: float = 0.0
+
+
+class Polls:
+    """The long polls of this process; ``close`` lets all of them answer, so that the process can end."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.hosts: dict[str, int] = {}
+
+    def enter(self, host_id: str) -> None:
+        self.hosts[host_id] = self.hosts.get(host_id, 0) + 1
+
+    def leave(self, host_id: str) -> None:
+        left = self.hosts[host_id] - 1
+        if left:
+            self.hosts[host_id] = left
+        else:
+            del self.hosts[host_id]
+
+
+def polls(extra: dict[str, Any]) -> Polls:
+    found: Polls = extra.setdefault("agents.polls", Polls())
+    return found
+
+
+@guarded
+async def register(call: Call, host_id: str) -> Reply:
+    ask = await body(call, _register)
+    facts = ask.facts
+    if facts.protocol != PROTOCOL:
+        raise Refusal(
+            400,
+            "protocol",
+            f"The agent registers with version {facts.protocol} of the agents' protocol, the control plane "
+            f"speaks {PROTOCOL}: upgrade the older of the two.",
+        )
+    if not 0 < len(ask.start) <= ID_MAX:
+        raise Refusal(400, "invalid", "Invalid input: `start` must have 1 to 64 characters.")
+    if min(facts.vcpus, facts.ram_mb, facts.disk_gb) < 0 or max(facts.vcpus, facts.ram_mb) >= 2**31:
+        raise Refusal(400, "invalid", "Invalid input: sizes of a host must be numbers from 0 to 2147483647.")
+    known = await call.store.run_read(machine_of, host_id)
+    if known != facts.machine_id:
+        raise Refusal(
+            403,
+            "machine",
+            "This host's state folder belongs to another machine (it was copied, or the machine's id has "
+            "changed): let the host join anew with a folder of its own.",
+        )
+    answer = await call.store.run(agents.register, host_id, ask)
+    call.app.notifier.wake("control")
+    return Reply(answer)
+
+
+def machine_of(tx: Tx, host_id: str) -> str:
+    """The machine that a host's identity was given to. Raises :class:`UnknownHost`."""
+    import sqlalchemy as sa
+
+    from unstuck.store.schema.compute import hosts
+
+    found = tx.execute(sa.select(hosts.c.machine_id).where(hosts.c.id == host_id)).scalar_one_or_none()
+    if found is None:
+        raise agents.UnknownHost(host_id)
+    return str(found)
+
+
+@guarded
+async def heartbeat(call: Call, host_id: str) -> Reply:
+    beat = await body(call, _heartbeat)
+    if len(beat.unknown) > UNKNOWN_MAX or any(len(item) > ID_MAX for item in beat.unknown):
+        raise Refusal(400, "invalid", "Invalid input: `unknown` holds too much.")
+    terms: Terms = await call.store.run(agents.heartbeat, host_id, beat)
+    return Reply(terms)
+
+
+@guarded
+async def world(call: Call, host_id: str) -> Reply:
+    """At once when there is news or a question; else when somebody wakes this host, or time is over."""
+    query: WorldQuery = call.query
+    open_polls = polls(call.app.extra)
+    open_polls.enter(host_id)
+    try:
+        await _wait_for_news(call, host_id, query, open_polls)
+    finally:
+        open_polls.leave(host_id)
+    answer: World = await call.store.run_read(agents.world, host_id, query.incarnation, query.since)
+    return Reply(answer)
+
+
+async def _wait_for_news(call: Call, host_id: str, query: WorldQuery, open_polls: Polls) -> None:
+    clock = asyncio.get_running_loop().time
+    end = clock() + min(max(query.wait, 0.0), WAIT_MAX)
+    key = f"host:{host_id}"
+    while True:
+        mark = call.app.notifier.version(key)  # before the look, so that nothing is missed after it
+        version, asked = await call.store.run_read(agents.world_version, host_id, query.incarnation)
+        left = end - clock()
+        if version != query.since or asked or left <= 0 or open_polls.closing:
+            return
+        await call.app.notifier.wait(key, min(left, RECHECK), since=mark)
+
+
+@guarded
+async def claim(call: Call, host_id: str) -> Reply:
+    await call.store.run(agents.claim, host_id, await body(call, _claim))
+    call.app.notifier.wake("control")
+    return Reply(status=204)
+
+
+@guarded
+async def report(call: Call, host_id: str) -> Reply:
+    ask = await body(call, _report)
+    if ask.disk_id is not None and len(ask.disk_id) > 128:
+        raise Refusal(400, "invalid", "Invalid input: `disk_id` is longer than 128 characters.")
+    await call.store.run(agents.report, host_id, ask)
+    call.app.notifier.wake("control")
+    call.app.notifier.wake(f"server:{ask.server_id}")
+    return Reply(status=204)
+
+
+@guarded
+async def answer(call: Call, host_id: str) -> Reply:
+    given = await body(call, _answer)
+    if len(given.text) > TEXT_MAX:
+        raise Refusal(400, "invalid", f"Invalid input: `text` is longer than {TEXT_MAX} characters.")
+    ask_id = call.params["ask_id"]
+    await call.store.run(agents.answer_ask, host_id, given.incarnation, ask_id, given.text.replace("\0", ""))
+    call.app.notifier.wake(f"ask:{ask_id}")
+    return Reply(status=204)
+
+
+_HOST = "/agents/v1/hosts/{host_id}"
+
+# Their own credential is checked by ``guarded``, hence "public" here; bodies are read after that, hence raw.
+ROUTES: list[Route] = [
+    route("POST", f"{_HOST}/register", register, "public", body=Register, raw=True),
+    route("POST", f"{_HOST}/heartbeat", heartbeat, "public", body=Heartbeat, raw=True),
+    route("GET", f"{_HOST}/world", world, "public", query=WorldQuery),
+    route("POST", f"{_HOST}/claims", claim, "public", body=Claim, raw=True, status=204),
+    route("POST", f"{_HOST}/reports", report, "public", body=Report, raw=True, status=204),
+    route("POST", f"{_HOST}/answers/{{ask_id}}", answer, "public", body=Answer, raw=True, status=204),
+    route("GET", f"{_HOST}/images/{{image_id}}", guarded(image), "public"),
+]

@@ -1,0 +1,145 @@
+"""The control plane within its process: the APIs and the controllers over one store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import structlog
+import uvicorn
+
+from unstuck.api.agents.hosts import polls
+from unstuck.api.app import SERVICES, all_routes, create_app
+from unstuck.api.context import Settings
+from unstuck.api.notify import Notifier
+from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.control.loop import Controller
+from unstuck.control.setup import set_up
+from unstuck.runtime.barriers import Barriers
+from unstuck.runtime.files import write_whole
+from unstuck.runtime.port import AsyncPort
+from unstuck.runtime.processes import myself
+from unstuck.runtime.state import State
+from unstuck.store.engine import Store
+from unstuck.store.migrate import ensure_schema
+
+log = structlog.get_logger(__name__)
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """``run/control.json``: the control plane answers at this URL."""
+
+    pid: int
+    start: int
+    url: str
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: this process has more to end than a web server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def health(_call: Call) -> Reply:
+    """Answers whenever the process does; says which process it is."""
+    return Reply({"status": "ok", "pid": os.getpid()})
+
+
+def routes() -> list[Route]:
+    """The whole route table of this process."""
+    table = all_routes(list(dict.fromkeys([*SERVICES, "unstuck.api.agents"])))
+    return [*table, route("GET", "/healthz", health, "public")]
+
+
+class ControlPlane:
+    """Everything of one control process between its set-up and its end."""
+
+    def __init__(self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket) -> None:
+        self._port = port
+        self._listener = listener
+        self._notifier = Notifier()
+        self._extra: dict[str, Any] = {}
+        app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
+        self._polls = polls(app.state.unstuck.extra)
+        config = uvicorn.Config(
+            app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_graceful_shutdown=3, timeout_keep_alive=75,
+            h11_max_incomplete_event_size=64 * 1024,
+        )  # fmt: skip
+        self._server = Server(config)
+        self._controller = Controller(port, store, self._notifier.wake)
+
+    async def run(self) -> int:
+        """Serve until the port is told to end; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._port.end, 0)
+        web = loop.create_task(self._server.serve([self._listener]))
+        web.add_done_callback(lambda _: self._port.end(1))
+        code = await self._port.run(
+            {
+                "tick": self._controller.tick_forever(),
+                "servers": self._controller.servers_forever(),
+                "wake": self._pass_wakes("control"),
+            }
+        )
+        await self._close(web)
+        return code
+
+    async def _pass_wakes(self, key: str) -> None:
+        """What API calls wake, the controllers hear."""
+        seen = self._notifier.version(key)
+        while True:
+            await self._notifier.wait(key, 3600.0, since=seen)
+            seen = self._notifier.version(key)
+            self._port.wake(key)
+
+    async def _close(self, web: asyncio.Task[None]) -> None:
+        self._polls.closing = True
+        self._server.should_exit = True
+        for host_id in list(self._polls.hosts):
+            self._notifier.wake(f"host:{host_id}")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await web
+
+
+async def run(state: State, store: Store, listener: socket.socket, settings: Settings, url: str) -> int:
+    barriers = Barriers.from_environment(state.run)
+    port = AsyncPort(barriers)
+    plane = ControlPlane(store, settings, port, listener)
+    me = myself()
+    ready = Ready(me.pid, me.start, url)
+    # The socket listens already: whoever connects from here on is answered.
+    write_whole(state.control_ready, msgspec.json.encode(ready), durable=False)
+    log.info("control plane is ready", url=url)
+    try:
+        return await plane.run()
+    finally:
+        log.info("control plane ends; guests go on running")
+
+
+def serve(
+    state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
+) -> int:
+    """Open the store, make it complete, and run until told to end."""
+    store = Store(store_url)
+    try:
+        ensure_schema(store)
+        set_up(store, state, network=network)
+        work = run(state, store, listener, Settings(state_dir=state.root, public_url=public_url), url)
+        try:
+            import uvloop
+        except ImportError:
+            return asyncio.run(work)
+        return int(uvloop.run(work))
+    finally:
+        store.close()

@@ -1,0 +1,172 @@
+"""The control plane over HTTP, as the agent and its image cache need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeVar
+
+import httpx2
+import msgspec
+
+from unstuck.core.agents import (
+    PROTOCOL,
+    Answer,
+    Claim,
+    Heartbeat,
+    Register,
+    Registered,
+    Report,
+    Terms,
+    World,
+)
+from unstuck.core.server.data import BootImage
+from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.images import FetchError
+
+T = TypeVar("T")
+
+WAIT: Final = 20.0
+"""Seconds that a long poll may take at the other end."""
+DEADLINE: Final = 15.0
+SLACK: Final = 10.0
+_TIMEOUT: Final = httpx2.Timeout(10.0, connect=3.0)
+_PER_READ: Final = 30.0
+_AGAIN: Final = frozenset({408, 425, 429})
+
+
+class Rejected(Exception):
+    """The control plane will not talk to this agent, and asking again cannot help."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What the agents' API says of an error."""
+
+    type: str = ""
+    message: str = ""
+
+
+class _Wrapped(msgspec.Struct, frozen=True):
+    error: Problem = Problem()
+
+
+class HttpControl:
+    """Implements :class:`unstuck.host.control.Control` and :class:`unstuck.host.images.ImageSource`.
+
+    Every call has a total deadline. Whatever leaves open whether a call had its effect is
+    :class:`Unreachable`: every call may be repeated.
+    """
+
+    idle = 0.0
+
+    def __init__(
+        self,
+        url: str,
+        host_id: str,
+        secret: str,
+        *,
+        wait: float = WAIT,
+        deadline: float = DEADLINE,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        on_registered: Callable[[Registered], None] = lambda _: None,
+    ) -> None:
+        self._wait = wait
+        self._deadline = deadline
+        self._on_registered = on_registered
+        self._client = httpx2.AsyncClient(
+            base_url=f"{url.rstrip('/')}/agents/v1/hosts/{host_id}/",
+            headers={"authorization": f"Bearer {secret}", "unstuck-protocol": str(PROTOCOL)},
+            timeout=_TIMEOUT,
+            transport=transport,
+            trust_env=False,  # a proxy of somebody's shell is no way to the control plane
+            follow_redirects=False,
+            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=20.0),
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    # --- Control
+
+    async def register(self, ask: Register) -> Registered:
+        answer = await self._ask("POST", "register", Registered, ask)
+        self._on_registered(answer)
+        return answer
+
+    async def heartbeat(self, beat: Heartbeat) -> Terms:
+        return await self._ask("POST", "heartbeat", Terms, beat)
+
+    async def world(self, incarnation: int, since: int) -> World:
+        path = f"world?incarnation={incarnation}&since={since}&wait={self._wait:g}"
+        return await self._ask("GET", path, World, seconds=self._wait + SLACK)
+
+    async def claim(self, ask: Claim) -> None:
+        await self._send("POST", "claims", ask)
+
+    async def report(self, ask: Report) -> None:
+        await self._send("POST", "reports", ask)
+
+    async def answer(self, ask_id: str, answer: Answer) -> None:
+        await self._send("POST", f"answers/{ask_id}", answer)
+
+    async def _ask(
+        self, method: str, path: str, kind: type[T], body: Any = None, seconds: float | None = None
+    ) -> T:
+        answer = await self._send(method, path, body, seconds)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise Rejected(f"the control plane's answer to {path} cannot be read: {error}") from error
+
+    async def _send(
+        self, method: str, path: str, body: Any = None, seconds: float | None = None
+    ) -> httpx2.Response:
+        content = None if body is None else msgspec.json.encode(body)
+        timeout = httpx2.Timeout(seconds or 10.0, connect=3.0)
+        try:
+            async with asyncio.timeout(seconds or self._deadline):
+                answer = await self._client.request(method, path, content=content, timeout=timeout)
+        except TimeoutError:
+            raise Unreachable(f"no answer to {path.partition('?')[0]} in time") from None
+        except httpx2.TransportError as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+        if not answer.is_success:
+            raise _translate(answer)
+        return answer
+
+    # --- ImageSource
+
+    async def open(self, image: BootImage) -> AsyncIterator[bytes]:
+        """The image's bytes; the cache checks digest and size."""
+        try:
+            async with self._client.stream(
+                "GET", f"images/{image.id}", timeout=httpx2.Timeout(_PER_READ, connect=3.0)
+            ) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    raise FetchError(_problem(answer).message or "no answer", final=answer.status_code == 404)
+                if answer.headers.get("unstuck-sha512", image.sha512) != image.sha512:
+                    raise FetchError("the image has other data now than when it was chosen", final=True)
+                async for chunk in answer.aiter_raw():
+                    yield chunk
+        except httpx2.TransportError as error:
+            raise FetchError(f"the control plane does not deliver: {error or type(error).__name__}") from None
+
+
+def _problem(answer: httpx2.Response) -> Problem:
+    try:
+        return msgspec.json.decode(answer.content, type=_Wrapped).error
+    except msgspec.DecodeError:
+        return Problem(message=f"HTTP {answer.status_code}")
+
+
+def _translate(answer: httpx2.Response) -> Exception:
+    """What an answer other than success means to the agent."""
+    status, problem = answer.status_code, _problem(answer)
+    if status >= 500 or status in _AGAIN:
+        return Unreachable(f"HTTP {status}: {problem.message}")
+    if status == 409 and problem.type == "superseded":
+        return Superseded(problem.message)
+    if status == 410:
+        return Refused(problem.message)
+    return Rejected(problem.message or f"HTTP {status}")

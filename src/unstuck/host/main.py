@@ -1,0 +1,201 @@
+"""The host agent's process: ``unstuck host``. It may die at any moment; guests do not notice."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from unstuck.core.agents import HostFacts, Registered
+from unstuck.host.agent import Agent
+from unstuck.host.client import HttpControl, Rejected
+from unstuck.host.control import Superseded
+from unstuck.host.driver import Driver
+from unstuck.runtime import logs
+from unstuck.runtime.barriers import Barriers
+from unstuck.runtime.files import write_whole
+from unstuck.runtime.locks import FileLock, Held
+from unstuck.runtime.port import EXIT_REJECTED, EXIT_SUPERSEDED, AsyncPort
+from unstuck.runtime.processes import boot_id, myself
+from unstuck.runtime.state import FORMAT, HostFile, State, StateError, default_state, machine_id
+
+EXIT_STATE = 78
+
+log = structlog.get_logger(__name__)
+
+
+class ClosingDriver(Driver, Protocol):
+    """A driver that has something to close when the process ends."""
+
+    async def close(self) -> None: ...
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """``run/host.json``: the agent has registered."""
+
+    pid: int
+    start: int
+    incarnation: int
+
+
+class Identity(msgspec.Struct, frozen=True):
+    host_id: str
+    machine_id: str
+    secret: str
+
+
+def read_identity(folder: Path) -> Identity:
+    """Who this host is. Raises :class:`StateError`: a folder of another machine is refused."""
+    try:
+        found = msgspec.json.decode((folder / "host.json").read_bytes(), type=HostFile)
+        secret = (folder / "secret").read_text().strip()
+    except FileNotFoundError as error:
+        raise StateError(
+            f"{error.filename} is missing: is the state folder's file system mounted? "
+            "On a new host `unstuck up` makes it."
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise StateError(f"The host's identity in {folder} cannot be read: {error}") from error
+    if found.format != FORMAT:
+        raise StateError(f"{folder} has format {found.format}, this version of Unstuck knows {FORMAT}.")
+    mine = machine_id()
+    if found.machine_id and found.machine_id != mine:
+        raise StateError(
+            f"{folder} belongs to another machine (it was copied, or this machine's id has changed): two "
+            "hosts with one identity would fight over its servers. Use a folder of its own (--state), or, if "
+            f"the other machine is gone for good, write {mine!r} as machine_id into host.json."
+        )
+    return Identity(found.host_id, mine, secret)
+
+
+def facts(folder: Path, machine: str, driver: str, accelerator: str, version: str) -> HostFacts:
+    """What this host is and has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return HostFacts(
+        hostname=socket.gethostname(),
+        machine_id=machine,
+        boot_id=boot_id(),
+        vcpus=len(os.sched_getaffinity(0)),
+        ram_mb=memory >> 20,
+        disk_gb=shutil.disk_usage(folder).total >> 30,
+        accelerator=accelerator,
+        driver=driver,
+        driver_version=version,
+    )
+
+
+def _qemu_version() -> str:
+    """The version line of QEMU; empty when it is not there, which `unstuck doctor` explains."""
+    try:
+        done = subprocess.run(
+            ["qemu-system-x86_64", "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.partition("\n")[0].removeprefix("QEMU emulator version ").split(" ")[0]
+
+
+def _accelerator() -> str:
+    try:
+        kvm = importlib.import_module("unstuck.host.kvm")
+    except ImportError:
+        return "tcg"
+    return str(kvm.accelerator())
+
+
+def make_driver(
+    name: str, folder: Path, host_id: str, accelerator: str, control: HttpControl,
+    port: AsyncPort, barriers: Barriers,
+) -> ClosingDriver:  # fmt: skip
+    """The driver by name; its events wake the loop of the server they are about."""
+    if name == "instant":
+        from unstuck.host.drivers.instant import InstantDriver
+
+        return InstantDriver(folder, host_id, on_event=port.wake)
+    from unstuck.host.drivers.qemu import QemuDriver
+
+    return QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach)
+
+
+async def run(state: State, url: str, driver_name: str) -> int:
+    """Run one incarnation of the agent; returns the process's exit code."""
+    identity = read_identity(state.host)
+    barriers = Barriers.from_environment(state.run)
+    port = AsyncPort(barriers, {Superseded: EXIT_SUPERSEDED, Rejected: EXIT_REJECTED})
+    control = HttpControl(url, identity.host_id, identity.secret, on_registered=_tell(state))
+    accelerator, version = "none", "1"
+    if driver_name == "qemu":
+        accelerator, version = await asyncio.to_thread(_accelerator), await asyncio.to_thread(_qemu_version)
+    driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
+    known = facts(state.host, identity.machine_id, driver_name, accelerator, version)
+    agent = Agent(port, control, driver, known, secrets.token_hex(16))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
+    log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
+    try:
+        return await port.run({"agent": agent.run()})
+    finally:
+        await driver.close()
+        await control.close()
+        log.info("host agent ends; guests go on running")
+
+
+def _tell(state: State) -> Callable[[Registered], None]:
+    def registered(answer: Registered) -> None:
+        me = myself()
+        ready = Ready(me.pid, me.start, answer.incarnation)
+        write_whole(state.host_ready, msgspec.json.encode(ready), durable=False)
+
+    return registered
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="unstuck host", description="Run the agent of this host.")
+    parser.add_argument("--state", type=Path, default=None, help="state folder")
+    parser.add_argument("--url", default=None, help="URL of the control plane")
+    parser.add_argument("--driver", choices=("qemu", "instant"), default=None)
+    arguments = parser.parse_args(argv)
+    logs.set_up("host")
+    state = State(arguments.state or default_state())
+    try:
+        url = arguments.url or state.url()
+        driver = arguments.driver or state.read().driver
+        lock = FileLock(state.host_lock)
+        lock.acquire(take_over=True)
+    except (StateError, Held) as error:
+        log.error("host agent cannot start", reason=str(error))
+        return EXIT_STATE
+    except FileNotFoundError:
+        log.error("host agent cannot start", reason=f"{state.host} is missing; `unstuck up` makes it")
+        return EXIT_STATE
+    try:
+        return _run(run(state, url, driver))
+    except StateError as error:
+        log.error("host agent cannot start", reason=str(error))
+        return EXIT_STATE
+    finally:
+        lock.release()
+
+
+def _run(work: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return int(asyncio.run(work))
+    return int(uvloop.run(work))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
