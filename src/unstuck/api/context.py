@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     image_max_bytes: int = 64 << 30
     image_free_bytes: int = 256 << 20
     """What an upload must leave free on the disk."""
+    images_per_project: int = 1000
     upload_lease_seconds: float = 60.0
     """How long an image upload stays its holder's while no bytes flow."""
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from unstuck.api import errors, microversions
 from unstuck.api.context import HOST, App, Token
 from unstuck.api.errors import ApiError, Renderer
-from unstuck.api.inputs import choose_action, decode_body, decode_query, path_parts, read_body
+from unstuck.api.inputs import choose_action, decode_body, decode_query, drain, path_parts, read_body
 from unstuck.api.policy import enforce
 from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
 from unstuck.core.errors import Refused
@@ -33,7 +34,9 @@ RENDERERS: Final[dict[str, Renderer]] = {
     "networking": errors.render_network,
     "database": errors.render_compute,
 }
-_JSON = "application/json"
+_JSON: Final = "application/json"
+_RACED: Final = ("23505", "23503")
+"""PostgreSQL: not unique, or the other row is gone. What was checked first can only happen by a race."""
 
 
 class Dispatcher:
@@ -66,6 +69,8 @@ class Dispatcher:
             error = _as_api_error(raised, request_id)
             if sender.started:  # too late for another status: break the connection off
                 raise
+            if error.headers.get("connection") == "close":
+                await drain(http)
             headers |= _service_headers(service, call)
             render = RENDERERS.get(service, errors.render_own)
             body = msgspec.json.encode(render(error, request_id))
@@ -119,6 +124,8 @@ def _as_api_error(raised: Exception, request_id: str) -> ApiError:
     if isinstance(raised, StoreUnavailable):
         log.warning("store unavailable", request_id=request_id, error=str(raised))
         return ApiError(503, "The database does not answer. Try again.", headers={"retry-after": "5"})
+    if isinstance(raised, sa.exc.IntegrityError) and getattr(raised.orig, "sqlstate", "") in _RACED:
+        return errors.conflict("Another request changed the same thing at the same moment. Try again.")
     # As text: structlog's own renderer would print local variables, and with them passwords and tokens.
     trace = "".join(traceback.format_exception(raised))
     log.error("unexpected error", request_id=request_id, traceback=trace)

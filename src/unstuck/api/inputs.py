@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from unstuck.api.context import Settings
 from unstuck.api.errors import ApiError, bad_request, not_found
 from unstuck.api.routes import Entry
 
-_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DRAIN_BYTES: Final = 16 << 20
+_DRAIN_SECONDS: Final = 5.0
+_RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 async def read_body(http: Request, settings: Settings) -> bytes:
@@ -38,6 +42,20 @@ async def read_body(http: Request, settings: Settings) -> bytes:
             408, "The request body did not arrive in time.", headers={"connection": "close"}
         ) from None
     return b"".join(chunks)
+
+
+async def drain(http: Request) -> None:
+    """Read what is still on its way, within limits, before an answer that closes the connection.
+
+    A client that is cut off while it sends may never see the answer that says why.
+    """
+    left = _DRAIN_BYTES
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for chunk in http.stream():
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def decode_body(entry: Entry, data: bytes | msgspec.Raw) -> Any:
@@ -107,8 +125,6 @@ def decode_query(entry: Entry, http: Request) -> Any:
 
 def path_parts(raw_path: bytes) -> list[str]:
     """Segments of a path, decoded one by one (an encoded slash stays inside its segment)."""
-    from urllib.parse import unquote_to_bytes
-
     trimmed = raw_path.partition(b"?")[0].strip(b"/")
     if not trimmed:
         return []

@@ -61,6 +61,11 @@ def cut(
     return page, start + len(page) < len(items) and limit > 0
 
 
+def encode(params: Sequence[tuple[str, str]]) -> str:
+    """A query string."""
+    return urlencode(params)
+
+
 def next_url(path: str, params: Sequence[tuple[str, str]] | Mapping[str, str], marker: str) -> str:
     """The address of the page after ``marker``, with the same filters."""
     pairs = params.items() if isinstance(params, Mapping) else params

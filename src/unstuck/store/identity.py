@@ -98,9 +98,10 @@ def create_project(tx: Tx, project: Project) -> None:
     tx.execute(sa.insert(projects).values(_columns(project)))
 
 
-def get_project(tx: Tx, project_id: str) -> Project:
+def get_project(tx: Tx, project_id: str, *, lock: bool = False) -> Project:
     """A project by id."""
-    row = tx.execute(sa.select(projects).where(projects.c.id == project_id)).first()
+    query = sa.select(projects).where(projects.c.id == project_id)
+    row = tx.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"Could not find project: {project_id}.")
     return _project(row)
@@ -118,7 +119,7 @@ def list_projects(tx: Tx, *, name: str | None = None, enabled: bool | None = Non
 
 def update_project(tx: Tx, project_id: str, change: Callable[[Project], Project]) -> Project:
     """Change a project."""
-    updated = change(get_project(tx, project_id))
+    updated = change(get_project(tx, project_id, lock=True))
     _free_name(tx, projects, "project", updated.name, project_id)
     tx.execute(sa.update(projects).where(projects.c.id == project_id).values(_columns(updated)))
     changed(tx)
@@ -153,9 +154,10 @@ def create_user(tx: Tx, user: User) -> None:
     tx.execute(sa.insert(users).values(_columns(user)))
 
 
-def get_user(tx: Tx, user_id: str) -> User:
+def get_user(tx: Tx, user_id: str, *, lock: bool = False) -> User:
     """A user by id."""
-    row = tx.execute(sa.select(users).where(users.c.id == user_id)).first()
+    query = sa.select(users).where(users.c.id == user_id)
+    row = tx.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"Could not find user: {user_id}.")
     return user_from(row)
@@ -173,7 +175,7 @@ def list_users(tx: Tx, *, name: str | None = None, enabled: bool | None = None) 
 
 def update_user(tx: Tx, user_id: str, change: Callable[[User], User]) -> User:
     """Change a user; a new password, or being disabled, ends all tokens made before."""
-    before = get_user(tx, user_id)
+    before = get_user(tx, user_id, lock=True)
     after = change(before)
     _free_name(tx, users, "user", after.name, user_id)
     if after.password_hash != before.password_hash or (before.enabled and not after.enabled):
@@ -243,20 +245,24 @@ def list_assignments(
     table = role_assignments.c
     given = ((table.user_id, user_id), (table.project_id, project_id), (table.role_id, role_id))
     conditions = [column == value for column, value in given if value is not None]
-    rows = tx.execute(sa.select(role_assignments).where(*conditions)).all()
+    found = tx.execute(sa.select(role_assignments).where(*conditions)).all()
+    people = {key: get_user(tx, key) for key in {row.user_id for row in found}}
+    places = {key: get_project(tx, key) for key in {row.project_id for row in found}}
+    known = {role.id: role for role in list_roles(tx)}
     return [
-        Assignment(
-            user=get_user(tx, row.user_id),
-            project=get_project(tx, row.project_id),
-            role=get_role(tx, row.role_id),
-        )
-        for row in rows
+        Assignment(user=people[row.user_id], project=places[row.project_id], role=known[row.role_id])
+        for row in found
     ]
 
 
 def roles_in(tx: Tx, user_id: str, project_id: str) -> list[Role]:
     """The roles that a user was given in a project."""
-    return [a.role for a in list_assignments(tx, user_id=user_id, project_id=project_id)]
+    query = (
+        sa.select(roles)
+        .join(role_assignments, role_assignments.c.role_id == roles.c.id)
+        .where(role_assignments.c.user_id == user_id, role_assignments.c.project_id == project_id)
+    )
+    return [Role(id=row.id, name=row.name) for row in tx.execute(query.order_by(roles.c.name))]
 
 
 def bootstrap(

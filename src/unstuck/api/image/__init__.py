@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from unstuck.api.routes import Route
+from unstuck.api.image.images import ROUTES
 
-ROUTES: list[Route] = []
+__all__ = ["ROUTES"]

@@ -1,0 +1,1 @@
+"""Bytes outside the store: images, and later chunks and manifests."""
