@@ -26,10 +26,15 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class Register(msgspec.Struct, frozen=True):
-    """``start`` is random per process: the same start, asking again, gets the same incarnation."""
+    """``start`` is random per process: the same start, asking again, gets the same incarnation.
+
+    ``after`` is the incarnation to follow on, by compare-and-swap; -1 only asks which one that is. So a
+    late copy of this message cannot end an agent that came after its sender.
+    """
 
     start: str
     facts: HostFacts
+    after: int = -1
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -41,7 +46,10 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
+    """``granted``: the incarnation is the asker's; else it is the present one, to be followed on."""
+
     incarnation: int
+    granted: bool
     heartbeat: float
     lease: float
     terms: Terms

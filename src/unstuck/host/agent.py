@@ -6,6 +6,8 @@ told everything anew, looks, and goes on; what runs is adopted, what was begun i
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, assert_never
 
@@ -92,13 +94,17 @@ class Agent:
         return self._sequence
 
     async def _register(self) -> None:
-        ask = Register(self._start, self._facts)
-        for attempt in range(1_000_000):
+        after = -1
+        for attempt in itertools.count():
+            ask = Register(self._start, self._facts, after)
             try:
-                terms = await self._call("register", lambda: self._control.register(ask))
+                terms = await self._call("register", functools.partial(self._control.register, ask))
             except Unreachable as error:
                 log.info("control plane unreachable", error=str(error))
-                await self._port.pause(min(0.25 * 2**attempt, 2.0), "register")
+                await self._port.pause(min(0.25 * 2 ** min(attempt, 3), 2.0), "register")
+                continue
+            if not terms.granted:
+                after = terms.incarnation
                 continue
             self._incarnation = terms.incarnation
             self._heartbeat, self._lease = terms.heartbeat, terms.lease

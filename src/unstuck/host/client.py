@@ -90,7 +90,8 @@ class HttpControl:
 
     async def register(self, ask: Register) -> Registered:
         answer = await self._ask("POST", "register", Registered, ask)
-        self._on_registered(answer)
+        if answer.granted:
+            self._on_registered(answer)
         return answer
 
     async def heartbeat(self, beat: Heartbeat) -> Terms:

@@ -89,7 +89,11 @@ def authenticate_host(tx: Tx, host_id: str, secret_hash: str) -> None:
 
 
 def register(tx: Tx, host_id: str, ask: Register) -> Registered:
-    """A new incarnation, by compare-and-swap; it ends all leases of earlier ones in this transaction."""
+    """A new incarnation, by compare-and-swap; it ends all leases of earlier ones in this transaction.
+
+    Found by the simulator (seed 812): without the swap a late copy of an earlier agent's registration
+    made a new incarnation that nobody was, and the living agent gave way to it.
+    """
     lock_host(tx, host_id)
     row = tx.execute(sa.select(hosts).where(hosts.c.id == host_id)).first()
     if row is None:
@@ -105,6 +109,8 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
         "seen_wall": tx.now.wall,
     }
     if row.start_token != ask.start:
+        if ask.after != incarnation:
+            return Registered(incarnation, granted=False, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
         incarnation += 1
         values |= {"incarnation": incarnation, "start_token": ask.start, "sequence": 0}
         mine = sa.select(placements.c.server_id).where(placements.c.host_id == host_id)
@@ -114,7 +120,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             .values(lease_incarnation=None, work_deadline=None)
         )
     tx.execute(sa.update(hosts).where(hosts.c.id == host_id).values(values))
-    return Registered(incarnation, HEARTBEAT, LEASE, terms(tx))
+    return Registered(incarnation, granted=True, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
 
 
 _BEAT = Prepared(
