@@ -1,0 +1,94 @@
+"""The ``unstuck`` command. What it needs is imported when it is needed, so that it starts fast."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_PROCESSES = {"serve": "unstuck.control.main", "host": "unstuck.host.main"}
+_COMMANDS = {
+    "up": "unstuck.cli.up:up",
+    "down": "unstuck.cli.down:down",
+    "status": "unstuck.cli.status:status",
+    "explain": "unstuck.cli.explain:explain",
+    "logs": "unstuck.cli.showlogs:logs",
+    "doctor": "unstuck.cli.doctor:doctor",
+    "image": "unstuck.cli.image:app",
+}
+
+
+def main() -> None:
+    """Entry point; the process's exit code is the command's."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command; errors are a sentence, never a traceback."""
+    from unstuck.cli.errors import CliError
+
+    try:
+        if argv and argv[0] in _PROCESSES:
+            return _process(argv[0], argv[1:])
+        if argv and argv[0] == "sim":
+            return _sim(argv[1:])
+        return _command(argv)
+    except CliError as error:
+        print(f"unstuck: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+def _process(name: str, argv: list[str]) -> int:
+    """A long-running process: with its own small parser, and without what commands need."""
+    import importlib
+
+    code: int = importlib.import_module(_PROCESSES[name]).main(argv)
+    return code
+
+
+def _sim(argv: list[str]) -> int:
+    import importlib
+
+    from unstuck.cli.errors import CliError
+
+    try:
+        module = importlib.import_module("unstuck.sim.cli")
+    except ImportError as error:
+        raise CliError(f"The simulator's command is not there: {error}.") from None
+    return int(module.main(argv) or 0)
+
+
+def _command(argv: list[str]) -> int:
+    from cyclopts import App, CycloptsError
+
+    import unstuck
+    from unstuck.runtime.state import StateError
+
+    app = App(
+        name="unstuck", version=unstuck.__version__, result_action="return_value",
+        help="A small cloud for servers in which nothing gets stuck. Also: unstuck serve, host, sim.",
+    )  # fmt: skip
+    for name, target in _COMMANDS.items():
+        app.command(target, name=name)
+    try:
+        answer: Any = app(argv, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"unstuck: {_first(str(error))} See `unstuck --help`.", file=sys.stderr)
+        return 2
+    except StateError as error:
+        print(f"unstuck: {error}", file=sys.stderr)
+        return 1
+    return answer if isinstance(answer, int) else 0
+
+
+def _first(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if line.endswith((".", "?", "!")) else f"{line}."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""``unstuck up``: make the state folder, start what is missing, wait for the first answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import httpx2
+import msgspec
+from cyclopts import Parameter
+
+from unstuck.cli import clouds, tiny
+from unstuck.cli.cloud import connect
+from unstuck.cli.errors import CliError
+from unstuck.cli.supervisor import Supervisor, failed_file, last_reason
+from unstuck.runtime.locks import Held, holder
+from unstuck.runtime.processes import ProcessId, end_for_sure
+from unstuck.runtime.state import State, StateError, default_state, prepare
+
+START_SECONDS = 60.0
+
+
+class Running(msgspec.Struct):
+    """What ``run/control.json`` and ``run/host.json`` have in common."""
+
+    pid: int
+    start: int
+
+
+def up(
+    *,
+    detach: Annotated[bool, Parameter(negative="")] = False,
+    state: Path | None = None,
+    port: int | None = None,
+    driver: Literal["qemu", "instant"] | None = None,
+    clouds_yaml: bool = True,
+) -> None:
+    """Start the cloud on this machine and say how to use it.
+
+    Parameters
+    ----------
+    detach
+        Go on in the background; `unstuck down` ends it.
+    state
+        Where everything lies (default: $UNSTUCK_STATE, /var/lib/unstuck, or ~/.local/state/unstuck).
+    port
+        TCP port of the APIs; kept for the next time.
+    driver
+        What runs the guests: qemu, or instant (marker files, for trying out and for tests).
+    clouds_yaml
+        Merge the entries `unstuck` and `unstuck-admin` into ~/.config/openstack/clouds.yaml.
+    """
+    prepared = _prepare(state, port, driver)
+    running = holder(prepared.supervisor_lock)
+    if running is not None:
+        Waiter(prepared, running).wait()
+        print(f"Unstuck is up already at {prepared.url()} (supervisor: process {running.pid}).")
+        return
+    if detach:
+        _wait_detached(prepared)
+        _welcome(prepared, clouds_yaml)
+        print("Everything goes on in the background; `unstuck down` ends it and leaves guests running.")
+        return
+    _foreground(prepared, clouds_yaml)
+
+
+def _prepare(folder: Path | None, port: int | None, driver: str | None) -> State:
+    root = folder or default_state()
+    if port is not None and not 0 < port < 65536:
+        raise CliError(f"--port {port}: a port is a number from 1 to 65535.")
+    chosen = driver
+    if chosen is None and not State(root).prepared() and shutil.which("qemu-system-x86_64") is None:
+        raise CliError(
+            "qemu-system-x86_64 is not installed: install it (Debian: apt-get install qemu-system-x86 "
+            "qemu-utils), or try out without guests: unstuck up --driver instant."
+        )
+    try:
+        return prepare(root, port=port, driver=chosen)
+    except StateError as error:
+        raise CliError(str(error)) from None
+
+
+def _wait_detached(state: State) -> None:
+    log = os.open(state.logs / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "unstuck.cli.supervisor", "--state", str(state.root)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+        )  # fmt: skip
+    finally:
+        os.close(log)
+    try:
+        Waiter(state, None, child).wait()
+    except BaseException:
+        child.terminate()
+        child.wait(30.0)
+        raise
+    child.returncode = 0  # it outlives us; nobody is to wait for it
+
+
+def _foreground(state: State, clouds_yaml: bool) -> None:
+    supervisor = Supervisor(state, state.read().driver)
+    try:
+        supervisor.acquire()
+    except Held as error:
+        raise CliError(f"{error}: another `unstuck up` has just begun.") from None
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    thread = threading.Thread(target=supervisor.run, name="supervisor")
+    thread.start()
+    try:
+        if Waiter(state, None, give_up=ended).wait():
+            _welcome(state, clouds_yaml)
+            print("Ctrl-C stops the control plane and the agent; guests go on running.", flush=True)
+            while not ended.wait(1.0) and thread.is_alive():
+                pass
+    finally:
+        supervisor.stop()
+        thread.join()
+    print("Stopped the control plane and the agent; guests go on running, `unstuck up` adopts them.")
+
+
+class Waiter:
+    """Waits until the control plane answers and the agent has registered."""
+
+    def __init__(
+        self, state: State, supervisor: ProcessId | None, child: subprocess.Popen[bytes] | None = None,
+        give_up: threading.Event | None = None,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._supervisor = supervisor
+        self._child = child
+        self._give_up = give_up or threading.Event()
+
+    def wait(self) -> bool:
+        """False when told to give up. Raises :class:`CliError` with the reason when it cannot start."""
+        end = time.monotonic() + START_SECONDS
+        while not (self._answers() and _is_ready(self._state.host_lock, self._state.host_ready)):
+            self._check_failures()
+            if time.monotonic() > end:
+                raise CliError(self._why_late())
+            if self._give_up.wait(0.02):
+                return False
+        return True
+
+    def _answers(self) -> bool:
+        if not _is_ready(self._state.control_lock, self._state.control_ready):
+            return False
+        try:
+            answer = httpx2.get(f"{self._state.url()}/healthz", timeout=3.0, trust_env=False)
+        except httpx2.TransportError:
+            return False
+        return answer.status_code == 200
+
+    def _check_failures(self) -> None:
+        for role, what in (("control", "The control plane"), ("host", "The host agent")):
+            path = failed_file(self._state, role)
+            if path.exists():
+                reason = path.read_text().strip()
+                path.unlink(missing_ok=True)
+                raise CliError(f"{what} cannot start: {reason}")
+        if self._child is not None and self._child.poll() is not None:
+            raise CliError(f"The supervisor has ended; see {self._state.logs / 'supervisor.log'}.")
+
+    def _why_late(self) -> str:
+        late = "control plane" if not self._answers() else "host agent"
+        log = self._state.logs / ("control.log" if late == "control plane" else "host.log")
+        if self._supervisor is not None:
+            return (
+                f"Unstuck was started (supervisor: process {self._supervisor.pid}), but its {late} does not "
+                f"answer: {last_reason(log)}; `unstuck down` ends it, then `unstuck up` starts it anew."
+            )
+        return f"The {late} was not ready within {START_SECONDS:.0f} s: {last_reason(log)}"
+
+
+def _is_ready(lock: Path, ready: Path) -> bool:
+    """The process that holds the lock now is the one that has said it is ready."""
+    try:
+        said = msgspec.json.decode(ready.read_bytes(), type=Running)
+    except (OSError, msgspec.DecodeError):
+        return False
+    found = holder(lock)
+    return found is not None and (found.pid, found.start) == (said.pid, said.start)
+
+
+def _welcome(state: State, clouds_yaml: bool) -> None:
+    url = state.url()
+    print(f"Unstuck is up at {url}")
+    if clouds_yaml:
+        target = clouds.path()
+        entries: dict[str, dict[str, Any]] = {
+            name: clouds.entry(url, user, project, state.password(user))
+            for name, (user, project) in clouds.NAMES.items()
+        }
+        changed = clouds.merge(target, entries)
+        print(f"{target} {'now names' if changed else 'names'} it: unstuck (demo) and unstuck-admin.")
+    print("Use it:  export OS_CLOUD=unstuck;  openstack image list")
+    folder = tiny.built(state)
+    if folder is not None:
+        with connect(state) as cloud:
+            if tiny.upload(cloud, folder):
+                print("Uploaded the image `tiny`.")
+    sys.stdout.flush()
+
+
+def end_supervisor(state: State) -> bool:
+    """End the supervisor, which ends what it runs; true if there was one."""
+    found = holder(state.supervisor_lock)
+    return found is not None and end_for_sure(found, 30.0)
