@@ -337,10 +337,10 @@ class SimUser:
         return self._run.store.read(_shown, name)
 
     async def until(self, name: str, *statuses: str) -> None:
-        for _ in range(600):
+        for _ in range(300):
             if self._status(name) in statuses:
                 return
-            await self.wait(1.0)
+            await self.wait(2.0)
         self._run.truth.fail(f"{name} did not become {'/'.join(statuses)} in 600 s, but {self._status(name)}")
 
 

@@ -88,6 +88,36 @@ def authenticate_host(tx: Tx, host_id: str, secret_hash: str) -> None:
         raise UnknownHost(host_id)
 
 
+_REGISTRATION = Prepared(
+    sa.select(hosts.c.incarnation, hosts.c.start_token).where(hosts.c.id == sa.bindparam("host"))
+)
+_END_LEASES = Prepared(
+    sa.update(servers)
+    .where(
+        servers.c.id.in_(
+            sa.select(placements.c.server_id).where(placements.c.host_id == sa.bindparam("host"))
+        ),
+        servers.c.lease_incarnation.is_not(None),
+    )
+    .values(lease_incarnation=None, work_deadline=None)
+)
+_REGISTER = Prepared(
+    sa.update(hosts)
+    .where(hosts.c.id == sa.bindparam("host"))
+    .values(
+        facts=sa.bindparam("facts_now"),
+        vcpus=sa.bindparam("cpus"),
+        ram_mb=sa.bindparam("memory"),
+        disk_gb=sa.bindparam("disk"),
+        seen=sa.bindparam("lease_now"),
+        seen_wall=sa.bindparam("wall_now"),
+        incarnation=sa.bindparam("number"),
+        start_token=sa.bindparam("start"),
+        sequence=0,
+    )
+)
+
+
 def register(tx: Tx, host_id: str, ask: Register) -> Registered:
     """A new incarnation, by compare-and-swap; it ends all leases of earlier ones in this transaction.
 
@@ -95,32 +125,27 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
     made a new incarnation that nobody was, and the living agent gave way to it.
     """
     lock_host(tx, host_id)
-    row = tx.execute(sa.select(hosts).where(hosts.c.id == host_id)).first()
+    row = _REGISTRATION.first(tx, host=host_id)
     if row is None:
         raise UnknownHost(host_id)
-    incarnation = row.incarnation
-    facts = ask.facts
-    values: dict[str, Any] = {
-        "facts": msgspec.json.encode(facts).decode(),
-        "vcpus": facts.vcpus,
-        "ram_mb": facts.ram_mb,
-        "disk_gb": facts.disk_gb,
-        "seen": tx.now.lease,
-        "seen_wall": tx.now.wall,
-    }
-    if row.start_token != ask.start:
-        if ask.after != incarnation:
-            return Registered(incarnation, granted=False, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
-        incarnation += 1
-        values |= {"incarnation": incarnation, "start_token": ask.start, "sequence": 0}
-        mine = sa.select(placements.c.server_id).where(placements.c.host_id == host_id)
-        tx.execute(
-            sa.update(servers)
-            .where(servers.c.id.in_(mine), servers.c.lease_incarnation.is_not(None))
-            .values(lease_incarnation=None, work_deadline=None)
+    granted = row.start_token == ask.start
+    number = row.incarnation
+    if not granted and ask.after == row.incarnation:
+        granted, number = True, row.incarnation + 1
+        _END_LEASES.run(tx, host=host_id)
+        _REGISTER.run(
+            tx,
+            host=host_id,
+            facts_now=msgspec.json.encode(ask.facts).decode(),
+            cpus=ask.facts.vcpus,
+            memory=ask.facts.ram_mb,
+            disk=ask.facts.disk_gb,
+            lease_now=tx.now.lease,
+            wall_now=tx.now.wall,
+            number=number,
+            start=ask.start,
         )
-    tx.execute(sa.update(hosts).where(hosts.c.id == host_id).values(values))
-    return Registered(incarnation, granted=True, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
+    return Registered(number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
 
 
 _BEAT = Prepared(

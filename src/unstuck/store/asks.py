@@ -6,7 +6,10 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import asks, placements
+
+_SWEEP = Prepared(sa.delete(asks).where(asks.c.deadline < sa.bindparam("now")))
 
 
 def ask_host(
@@ -44,4 +47,4 @@ def drop_ask(tx: Tx, ask_id: str) -> None:
 
 def sweep_asks(tx: Tx) -> int:
     """Drop questions whose asker has died: their deadline is over. Returns how many."""
-    return tx.execute(sa.delete(asks).where(asks.c.deadline < tx.now.lease)).rowcount
+    return _SWEEP.run(tx, now=tx.now.lease)
