@@ -1,4 +1,4 @@
-"""The core is pure: no clock, chance, I/O or concurrency, else the simulator would not drive what production runs."""
+"""The core is pure: no clock, chance, I/O or threads; else the simulator would not drive the real thing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""The KVM probe, on machines where KVM works and on those where it does not."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from unstuck.host import kvm, kvmguest
+
+
+def test_the_probe_ends_in_time_with_a_state_and_a_remedy() -> None:
+    began = time.monotonic()
+    report = kvm.probe_kvm()
+    assert time.monotonic() - began < 15
+    assert report.detail
+    assert bool(report.remedy) is (report.state is not kvm.KvmState.USABLE)
+
+
+def test_a_guest_without_time_is_too_slow() -> None:
+    if not os.access(kvmguest.DEVICE, os.R_OK | os.W_OK):
+        pytest.skip("needs a KVM device")
+    report = kvm.probe_kvm(deadline=0)
+    assert report.state in {kvm.KvmState.TOO_SLOW, kvm.KvmState.BROKEN}
+
+
+def test_a_missing_device_is_told_from_a_forbidden_one(tmp_path: Path) -> None:
+    assert kvm.probe_kvm(str(tmp_path / "kvm")).state is kvm.KvmState.MISSING
+    (tmp_path / "kvm").touch()
+    (tmp_path / "kvm").chmod(0)
+    expected = kvm.KvmState.BROKEN if os.geteuid() == 0 else kvm.KvmState.NO_PERMISSION
+    assert kvm.probe_kvm(str(tmp_path / "kvm")).state is expected
+
+
+def test_permission_is_explained_with_the_group_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    report = kvm.probe_kvm("/dev/null")
+    assert report.state is kvm.KvmState.NO_PERMISSION
+    assert "usermod -aG root" in report.remedy
+
+
+def test_the_accelerator_follows_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, expected in ((kvm.KvmState.USABLE, "kvm"), (kvm.KvmState.TOO_SLOW, "tcg")):
+        monkeypatch.setattr(kvm, "probe_kvm", lambda state=state: kvm.KvmReport(state, "", ""))
+        kvm.accelerator.cache_clear()
+        assert kvm.accelerator() == expected
+    kvm.accelerator.cache_clear()
+
+
+def test_a_child_that_refuses_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "refuses.py"
+    script.write_text("print('go', flush=True)\nprint('Function not implemented')\nraise SystemExit(1)\n")
+    monkeypatch.setattr(kvmguest, "__file__", str(script))
+    monkeypatch.setattr(kvmguest, "DEVICE", os.devnull)
+    report = kvm.probe_kvm(os.devnull, deadline=10)
+    assert (report.state, report.detail) == (kvm.KvmState.BROKEN, "Function not implemented")
