@@ -6,63 +6,13 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
-from starlette.applications import Starlette
+from api_cloud import ADMIN_HASH, DEMO_HASH, Cloud, app_over
 
-from unstuck.api.app import create_app
 from unstuck.api.context import Settings
-from unstuck.api.identity.passwords import hash_password
 from unstuck.store import identity
 from unstuck.store.engine import Store
-
-ADMIN_HASH = hash_password("admin-secret")
-DEMO_HASH = hash_password("demo-secret")
-
-
-class Cloud:
-    """Sends requests to the app without a socket; ``login`` returns another one with a token."""
-
-    def __init__(self, app: Starlette, store: Store, loop: asyncio.Runner, token: str = "") -> None:
-        self.app = app
-        self.store = store
-        self.loop = loop
-        self.token = token
-
-    def ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        headers = {"x-auth-token": self.token, **more.pop("headers", {})}
-
-        async def send() -> httpx2.Response:
-            transport = httpx2.ASGITransport(self.app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://cloud:81") as client:
-                return await client.request(method, path, headers=headers, **more)
-
-        return self.loop.run(send())
-
-    def get(self, path: str, **more: Any) -> httpx2.Response:
-        return self.ask("GET", path, **more)
-
-    def auth(self, identity_: dict[str, Any], scope: Any = None) -> httpx2.Response:
-        auth: dict[str, Any] = {"identity": identity_}
-        if scope is not None:
-            auth["scope"] = scope
-        return self.ask("POST", "/identity/v3/auth/tokens", json={"auth": auth}, headers={"x-auth-token": ""})
-
-    def login(self, name: str, password: str, project: str | None) -> Cloud:
-        answer = self.auth(by_password(name, password), in_project(project) if project else None)
-        assert answer.status_code == 201, answer.text
-        return Cloud(self.app, self.store, self.loop, answer.headers["x-subject-token"])
-
-
-def by_password(name: str, password: str) -> dict[str, Any]:
-    user = {"name": name, "password": password, "domain": {"id": "default"}}
-    return {"methods": ["password"], "password": {"user": user}}
-
-
-def in_project(name: str) -> dict[str, Any]:
-    return {"project": {"name": name, "domain": {"id": "default"}}}
 
 
 @pytest.fixture
@@ -78,7 +28,7 @@ def cloud(store: Store, settings: Settings) -> Iterator[Cloud]:
         token_key=b"k" * 32, ids=lambda: uuid.uuid4().hex,
     )  # fmt: skip
     with asyncio.Runner() as loop:
-        yield Cloud(create_app(store, settings), store, loop)
+        yield Cloud(app_over(store, settings), store, loop)
 
 
 @pytest.fixture

@@ -102,9 +102,17 @@ async def authenticate(call: Call) -> Token:
         raise unauthorized()
     roles = {"admin": ("admin", "member", "reader"), "member": ("member", "reader")}.get(role, (role,))
     return Token(
-        user_id="u", user_name="u", project_id="p", project_name="p", roles=roles, role_ids=roles,
-        methods=("password",), audit_ids=("a",), issued_at=0.0, expires_at=1.0,
-    )  # fmt: skip
+        user_id="u",
+        user_name="u",
+        project_id="p",
+        project_name="p",
+        roles=roles,
+        role_ids=roles,
+        methods=("password",),
+        audit_ids=("a",),
+        issued_at=0.0,
+        expires_at=1.0,
+    )
 
 
 Ask = Callable[..., httpx2.Response]
@@ -256,9 +264,18 @@ class TestActions:
 
     @pytest.mark.parametrize(
         "body",
-        [b"", b"{}", b"[]", b'"os-stop"', b'{"nope": 1}', b'{"os-stop": null, "reset": null}',
-         b'{"stop2": {"hard": 3}}', b'{"stop2": {"soft": true}}', b'{"\\ud800": 1}'],
-    )  # fmt: skip
+        [
+            b"",
+            b"{}",
+            b"[]",
+            b'"os-stop"',
+            b'{"nope": 1}',
+            b'{"os-stop": null, "reset": null}',
+            b'{"stop2": {"hard": 3}}',
+            b'{"stop2": {"soft": true}}',
+            b'{"\\ud800": 1}',
+        ],
+    )
     def test_anything_else_is_a_400(self, ask: Ask, body: bytes) -> None:
         assert ask("POST", self.URL, content=body).status_code == 400
 
@@ -293,9 +310,18 @@ class TestMicroversions:
 
     @pytest.mark.parametrize(
         ("text", "status"),
-        [("2.97", 406), ("3.0", 406), ("1.1", 406), ("2", 400), ("2.x", 400), ("2.01", 400), ("-2.1", 400),
-         ("2.99999", 400), ("two", 400)],
-    )  # fmt: skip
+        [
+            ("2.97", 406),
+            ("3.0", 406),
+            ("1.1", 406),
+            ("2", 400),
+            ("2.x", 400),
+            ("2.01", 400),
+            ("-2.1", 400),
+            ("2.99999", 400),
+            ("two", 400),
+        ],
+    )
     def test_others_are_refused(self, ask: Ask, text: str, status: int) -> None:
         for headers in ({"x-openstack-nova-api-version": text}, {"openstack-api-version": f"compute {text}"}):
             assert ask("GET", THINGS, headers=headers).status_code == status
@@ -326,8 +352,14 @@ class TestErrorsOfEveryService:
             "identity": {"error": {"code": 409, "message": text, "title": "Conflict"}},
             "image": {"message": text, "code": "409 Conflict", "title": "Conflict"},
             "networking": {"NeutronError": {"type": "HTTPConflict", "message": text, "detail": ""}},
-            "unstuck": {"error": {"code": 409, "message": text, "request_id": answer.headers["x-openstack-request-id"]}},
-        }  # fmt: skip
+            "unstuck": {
+                "error": {
+                    "code": 409,
+                    "message": text,
+                    "request_id": answer.headers["x-openstack-request-id"],
+                }
+            },
+        }
         assert body == expected[service]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.api.conftest import Cloud, by_password, in_project
+from api_cloud import Cloud, by_password, in_project
 
 from unstuck.store import identity
 
@@ -96,26 +96,25 @@ class TestLogin:
     def test_a_project_without_a_role_is_a_401(self, cloud: Cloud, project: str) -> None:
         assert cloud.auth(by_password("demo", "demo-secret"), in_project(project)).status_code == 401
 
-    @pytest.mark.parametrize(
-        "auth",
-        [
-            {},
-            {"identity": {"methods": []}},
-            {"identity": {"methods": ["password"]}},
-            {"identity": {"methods": "password"}},
-            {"identity": {"methods": ["password"], "password": {"user": {"name": 5, "password": "x"}}}},
-            {"identity": {"methods": ["password"], "password": {"user": {"password": "x"}}}},
-            {"identity": {"methods": ["password"], "password": {"user": {"name": "demo"}}}},
-            {"identity": {"methods": ["token"]}},
-            {"identity": {"methods": ["application_credential"], "application_credential": {"id": "x"}}},
-            {"identity": {"methods": ["password"], "secret": 1}},
-            {"identity": by_password("demo", "demo-secret"), "scope": {"project": {}}},
-            {"identity": by_password("demo", "demo-secret"), "scope": {}},
-            {"identity": by_password("demo", "demo-secret"), "scope": "elsewhere"},
-        ],
-    )
-    def test_a_malformed_request_is_a_400(self, cloud: Cloud, auth: Any) -> None:
-        assert cloud.ask("POST", TOKENS, json={"auth": auth}).status_code == 400
+    MALFORMED: list[Any] = [
+        {},
+        {"identity": {"methods": []}},
+        {"identity": {"methods": ["password"]}},
+        {"identity": {"methods": "password"}},
+        {"identity": {"methods": ["password"], "password": {"user": {"name": 5, "password": "x"}}}},
+        {"identity": {"methods": ["password"], "password": {"user": {"password": "x"}}}},
+        {"identity": {"methods": ["password"], "password": {"user": {"name": "demo"}}}},
+        {"identity": {"methods": ["token"]}},
+        {"identity": {"methods": ["application_credential"], "application_credential": {"id": "x"}}},
+        {"identity": {"methods": ["password"], "secret": 1}},
+        {"identity": by_password("demo", "demo-secret"), "scope": {"project": {}}},
+        {"identity": by_password("demo", "demo-secret"), "scope": {}},
+        {"identity": by_password("demo", "demo-secret"), "scope": "elsewhere"},
+    ]
+
+    def test_a_malformed_request_is_a_400(self, cloud: Cloud) -> None:
+        for auth in self.MALFORMED:
+            assert cloud.ask("POST", TOKENS, json={"auth": auth}).status_code == 400, auth
 
     def test_an_unknown_method_is_a_401(self, cloud: Cloud) -> None:
         assert cloud.auth({"methods": ["magic"]}).status_code == 401
@@ -212,10 +211,18 @@ class TestProjects:
 
     @pytest.mark.parametrize(
         ("project", "status"),
-        [({}, 400), ({"name": ""}, 400), ({"name": " "}, 400), ({"name": "x" * 65}, 400), ({"name": 1}, 400),
-         ({"name": "x", "enabled": "yes"}, 400), ({"name": "demo"}, 409), ({"name": "x", "domain_id": "y"}, 404),
-         ({"name": "x", "tags": "y"}, 400)],
-    )  # fmt: skip
+        [
+            ({}, 400),
+            ({"name": ""}, 400),
+            ({"name": " "}, 400),
+            ({"name": "x" * 65}, 400),
+            ({"name": 1}, 400),
+            ({"name": "x", "enabled": "yes"}, 400),
+            ({"name": "demo"}, 409),
+            ({"name": "x", "domain_id": "y"}, 404),
+            ({"name": "x", "tags": "y"}, 400),
+        ],
+    )
     def test_bad_projects_are_refused(self, admin: Cloud, project: Any, status: int) -> None:
         assert admin.ask("POST", f"{V3}/projects", json={"project": project}).status_code == status
 
@@ -250,10 +257,17 @@ class TestUsers:
 
     @pytest.mark.parametrize(
         ("user", "status"),
-        [({}, 400), ({"name": ""}, 400), ({"name": "x" * 256}, 400), ({"name": "x", "password": ""}, 400),
-         ({"name": "x", "password": 1}, 400), ({"name": "x", "email": 1}, 400), ({"name": "demo"}, 409),
-         ({"name": "x", "default_project_id": "y" * 65}, 400)],
-    )  # fmt: skip
+        [
+            ({}, 400),
+            ({"name": ""}, 400),
+            ({"name": "x" * 256}, 400),
+            ({"name": "x", "password": ""}, 400),
+            ({"name": "x", "password": 1}, 400),
+            ({"name": "x", "email": 1}, 400),
+            ({"name": "demo"}, 409),
+            ({"name": "x", "default_project_id": "y" * 65}, 400),
+        ],
+    )
     def test_bad_users_are_refused(self, admin: Cloud, user: Any, status: int) -> None:
         assert admin.ask("POST", f"{V3}/users", json={"user": user}).status_code == status
 
@@ -395,10 +409,21 @@ def test_a_cloud_starts_once_and_deletes_stay_final(cloud: Cloud, admin: Cloud) 
 class TestDiscovery:
     @pytest.mark.parametrize(
         ("path", "status"),
-        [("/identity", 300), ("/identity/", 300), ("/identity/v3", 200), ("/identity/v3/", 200), ("/image", 300),
-         ("/compute", 200), ("/compute/", 200), ("/compute/v2.1", 200), ("/compute/v2.1/", 200),
-         ("/networking", 200), ("/networking/v2.0", 200), ("/database/", 200)],
-    )  # fmt: skip
+        [
+            ("/identity", 300),
+            ("/identity/", 300),
+            ("/identity/v3", 200),
+            ("/identity/v3/", 200),
+            ("/image", 300),
+            ("/compute", 200),
+            ("/compute/", 200),
+            ("/compute/v2.1", 200),
+            ("/compute/v2.1/", 200),
+            ("/networking", 200),
+            ("/networking/v2.0", 200),
+            ("/database/", 200),
+        ],
+    )
     def test_versions_need_no_token_and_have_absolute_links(
         self, cloud: Cloud, path: str, status: int
     ) -> None:

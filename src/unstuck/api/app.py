@@ -21,6 +21,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.versions",
     "unstuck.api.identity",
     "unstuck.api.image",
+    "unstuck.api.compute",
 ]
 
 
@@ -40,7 +41,7 @@ def create_app(
     extra: dict[str, Any] | None = None,
 ) -> Starlette:
     """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
-    identity = Authenticator()
+    identity = (extra or {}).get("identity") or Authenticator()
     app = App(
         settings=settings, notifier=notifier or Notifier(), extra={"identity": identity, **(extra or {})}
     )

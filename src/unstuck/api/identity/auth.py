@@ -20,8 +20,8 @@ _CACHED: Final = 10_000
 class Authenticator:
     """Verifies tokens. One point read per request tells whether a token verified before still holds."""
 
-    def __init__(self) -> None:
-        self.passwords = Passwords()
+    def __init__(self, passwords: Passwords | None = None) -> None:
+        self.passwords = passwords or Passwords()
         self._key: bytes | None = None
         self._known: OrderedDict[str, tuple[int, Token]] = OrderedDict()
 
