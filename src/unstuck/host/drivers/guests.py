@@ -15,7 +15,7 @@ from unstuck.host.drivers.disk import image_of
 from unstuck.host.drivers.folder import CONSOLE_START, ServerFolder
 from unstuck.host.drivers.process import Children, kill, lock_held, spawn, take_lock
 from unstuck.host.drivers.qmp import Monitors, QmpError
-from unstuck.host.drivers.sight import WINDOW, alive, killable
+from unstuck.host.drivers.sight import WINDOW, alive, find_process, killable
 from unstuck.host.images import Barrier, ImageCache
 
 _POLL = 0.005
@@ -61,9 +61,7 @@ class Guests:
         if not folder.disk(want.nonce).exists():
             raise DriverError("the root disk is not there")
         argv = qemu_command(want, self._files(folder, want), taps, self._machine)
-        lock = take_lock(folder.lock)
-        if lock is None:
-            raise DriverError("a guest process of this server lives already")
+        lock = _take(folder)
         try:
             folder.sweep_parts()
             configdrive.build(want, folder.config)
@@ -145,12 +143,20 @@ class Guests:
         await asyncio.to_thread(_remove, folder)
 
 
+def _take(folder: ServerFolder) -> int:
+    """The folder's lock; also where the lock file was deleted under a living guest, the pidfile tells."""
+    lock = take_lock(folder.lock)
+    if lock is not None and find_process(folder) is None:
+        return lock
+    if lock is not None:
+        os.close(lock)
+    raise DriverError("a guest process of this server lives already")
+
+
 def _remove(folder: ServerFolder) -> None:
     if not folder.path.is_dir():
         return
-    lock = take_lock(folder.lock)
-    if lock is None:
-        raise DriverError("the folder cannot be removed: its guest process lives")
+    lock = _take(folder)
     try:
         folder.remove()
     finally:
