@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 _PROCESSES = {"serve": "unstuck.control.main", "host": "unstuck.host.main"}
 _COMMANDS = {
-    "up": "unstuck.cli.up:up",
-    "down": "unstuck.cli.down:down",
-    "status": "unstuck.cli.status:status",
-    "explain": "unstuck.cli.explain:explain",
-    "logs": "unstuck.cli.showlogs:logs",
-    "doctor": "unstuck.cli.doctor:doctor",
-    "image": "unstuck.cli.image:app",
+    "up": ("unstuck.cli.up:up", "Start the cloud on this machine and say how to use it."),
+    "down": ("unstuck.cli.down:down", "Stop the control plane and the agent; guests go on running."),
+    "status": ("unstuck.cli.status:status", "How the cloud is, in one sentence; then servers and hosts."),
+    "explain": ("unstuck.cli.explain:explain", "Why something is in its state, and what comes next."),
+    "logs": ("unstuck.cli.showlogs:logs", "The end of a log: control, host, or a server's console."),
+    "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
+    "image": ("unstuck.cli.image:app", "Guest images of our own."),
 }
 
 
@@ -40,6 +41,12 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except Exception as error:
+        if os.environ.get("UNSTUCK_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        print(f"unstuck: this is a bug: {what} (UNSTUCK_DEBUG=1 shows where).", file=sys.stderr)
+        return 70
 
 
 def _process(name: str, argv: list[str]) -> int:
@@ -72,8 +79,8 @@ def _command(argv: list[str]) -> int:
         name="unstuck", version=unstuck.__version__, result_action="return_value",
         help="A small cloud for servers in which nothing gets stuck. Also: unstuck serve, host, sim.",
     )  # fmt: skip
-    for name, target in _COMMANDS.items():
-        app.command(target, name=name)
+    for name, (target, words) in _COMMANDS.items():
+        app.command(target, name=name, help=words)
     try:
         answer: Any = app(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:

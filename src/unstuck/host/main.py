@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import os
 import secrets
 import shutil
@@ -22,7 +21,7 @@ from unstuck.core.agents import HostFacts, Registered
 from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
-from unstuck.host.driver import Driver
+from unstuck.host.driver import Driver, DriverError
 from unstuck.runtime import logs
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
@@ -32,6 +31,8 @@ from unstuck.runtime.processes import boot_id, myself
 from unstuck.runtime.state import FORMAT, HostFile, State, StateError, default_state, machine_id
 
 EXIT_STATE = 78
+GUARD = 10.0
+"""Seconds between two looks at the packet filter."""
 
 log = structlog.get_logger(__name__)
 
@@ -108,11 +109,9 @@ def _qemu_version() -> str:
 
 
 def _accelerator() -> str:
-    try:
-        kvm = importlib.import_module("unstuck.host.kvm")
-    except ImportError:
-        return "tcg"
-    return str(kvm.accelerator())
+    from unstuck.host import kvm
+
+    return kvm.accelerator().value
 
 
 def make_driver(
@@ -145,11 +144,25 @@ async def run(state: State, url: str, driver_name: str) -> int:
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
     try:
-        return await port.run({"agent": agent.run()})
+        return await port.run({"agent": agent.run(), "guard": guard_forever(port, driver)})
     finally:
         await driver.close()
         await control.close()
         log.info("host agent ends; guests go on running")
+
+
+async def guard_forever(port: AsyncPort, driver: ClosingDriver) -> None:
+    """Put the packet filter back where somebody flushed it: until then guests could reach this host."""
+    networks = getattr(driver, "networks", None)
+    if networks is None:
+        return
+    while True:
+        try:
+            if await port.effect("networks.guard", networks.guard):
+                log.warning("the packet filter was gone and is there again")
+        except (DriverError, OSError) as error:
+            log.warning("packet filter unclear", error=str(error))
+        await port.pause(GUARD, "guard")
 
 
 def _tell(state: State) -> Callable[[Registered], None]:

@@ -1,0 +1,96 @@
+"""``unstuck status``: one sentence on top, then servers and hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+
+
+def status(
+    *,
+    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+    state: Path | None = None,
+) -> None:
+    """Say how the cloud is, in one sentence; then its servers and hosts.
+
+    Parameters
+    ----------
+    output
+        text or json.
+    state
+        The state folder.
+    """
+    with connect(state_of(state)) as cloud:
+        servers, hosts = _servers(cloud), _hosts(cloud)
+        url = cloud.url
+    summary = sentence(servers, hosts)
+    if output == "json":
+        show_json({"summary": summary, "url": url, "servers": servers, "hosts": hosts})
+        return
+    print(f"{summary} {url}")
+    _tables(servers, hosts)
+
+
+def _servers(cloud: Cloud) -> list[dict[str, Any]]:
+    found = cloud.get("/compute/v2.1/servers/detail", params={"all_tenants": "1"}, headers=COMPUTE)["servers"]
+    return [
+        {
+            "id": server["id"],
+            "name": server["name"],
+            "status": server["status"],
+            "task": server.get("OS-EXT-STS:task_state"),
+            "addresses": sorted(
+                address["addr"] for network in server["addresses"].values() for address in network
+            ),
+            "host": server.get("OS-EXT-SRV-ATTR:host"),
+            "updated": server["updated"],
+        }
+        for server in found
+    ]
+
+
+def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
+    found = cloud.get("/compute/v2.1/os-hypervisors/detail", headers=COMPUTE)["hypervisors"]
+    keep = ("id", "hypervisor_hostname", "state", "status", "hypervisor_type", "host_ip")
+    return [{key: host.get(key) for key in keep} for host in found]
+
+
+def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> str:
+    """What somebody wants to know who has no time."""
+    moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
+    failed = [server for server in servers if server["status"] == "ERROR"]
+    away = [host for host in hosts if host["state"] != "up"]
+    if not hosts:
+        return "No host has registered yet: nothing can run."
+    parts = [f"{len(servers)} servers on {len(hosts)} hosts"]
+    if moving:
+        parts.append(f"{len(moving)} on the way to what was asked for")
+    if failed:
+        parts.append(f"{len(failed)} failed (unstuck explain server NAME says why)")
+    if away:
+        parts.append(f"{len(away)} hosts are away")
+    if len(parts) == 1:
+        parts.append("all as they should be")
+    return ", ".join(parts) + "."
+
+
+def _tables(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if servers:
+        table = Table("name", "status", "task", "addresses", "host", "id", box=None, pad_edge=False)
+        for item in servers:
+            row = [item["name"], item["status"], item["task"] or "", " ".join(item["addresses"])]
+            table.add_row(*row, item["host"] or "", item["id"])
+        console.print(table)
+    table = Table("host", "state", "service", "driver", "id", box=None, pad_edge=False)
+    for host in hosts:
+        row = [host["hypervisor_hostname"], host["state"], host["status"], host["hypervisor_type"]]
+        table.add_row(*(str(cell) for cell in row), str(host["id"]))
+    console.print(table)
