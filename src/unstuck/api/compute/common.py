@@ -73,7 +73,9 @@ def as_int(value: int | str, field: str, *, least: int, most: int = 2**31 - 1) -
     """A whole number that may have been written as a string."""
     text = str(value)
     if not re.fullmatch(r"-?[0-9]{1,12}", text, re.ASCII) or not least <= int(text) <= most:
-        raise bad_request(f"Invalid input for field {field}: {value!r} is not a number from {least} to {most}.")
+        raise bad_request(
+            f"Invalid input for field {field}: {value!r} is not a number from {least} to {most}."
+        )
     return int(text)
 
 
@@ -92,7 +94,9 @@ def as_text(value: str | None, field: str, *, most: int = 255) -> str | None:
     if value is not None and (
         len(value) > most or not all(char.isprintable() or char in "\r\n\t" for char in value)
     ):
-        raise bad_request(f"Invalid input for field {field}: at most {most} printable characters are allowed.")
+        raise bad_request(
+            f"Invalid input for field {field}: at most {most} printable characters are allowed."
+        )
     return value
 
 
@@ -118,7 +122,9 @@ def as_wall(value: str | None, field: str) -> float | None:
             parsed = parsed.replace(tzinfo=datetime.UTC)
         return parsed.timestamp()
     except (ValueError, OverflowError):
-        raise bad_request(f"Invalid input for query parameter {field}: {value[:60]!r} is not a time.") from None
+        raise bad_request(
+            f"Invalid input for query parameter {field}: {value[:60]!r} is not a time."
+        ) from None
 
 
 def page_limit(call: Call) -> int:

@@ -20,8 +20,8 @@ from unstuck.api.compute.common import (
 )
 from unstuck.api.errors import bad_request, not_found
 from unstuck.api.pages import cut, next_url, parse_sort
-from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.api.routes import Action as Act
+from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.store import flavors as store
 from unstuck.store.flavors import FlavorRow
 
@@ -34,7 +34,7 @@ _SORT = {
 }  # fmt: skip
 
 
-class ListQuery(Query):
+class ListQuery(Query, frozen=True, kw_only=True):
     sort_key: str = "flavorid"
     sort_dir: str = "asc"
     marker: str | None = None
@@ -42,7 +42,7 @@ class ListQuery(Query):
     min_disk: str = msgspec.field(name="minDisk", default="0")
 
 
-class NewFlavor(Body):
+class NewFlavor(Body, frozen=True, kw_only=True):
     name: str
     ram: int | str
     vcpus: int | str
@@ -52,26 +52,26 @@ class NewFlavor(Body):
     ephemeral: int | str = msgspec.field(name="OS-FLV-EXT-DATA:ephemeral", default=0)
     is_public: bool | str = msgspec.field(name="os-flavor-access:is_public", default=True)
     rxtx_factor: float | str = 1.0
-    description: str | None | msgspec.UnsetType = msgspec.UNSET
+    description: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class CreateBody(Body):
+class CreateBody(Body, frozen=True, kw_only=True):
     flavor: NewFlavor
 
 
-class Described(Body):
+class Described(Body, frozen=True, kw_only=True):
     description: str | None
 
 
-class UpdateBody(Body):
+class UpdateBody(Body, frozen=True, kw_only=True):
     flavor: Described
 
 
-class SpecsBody(Body):
+class SpecsBody(Body, frozen=True, kw_only=True):
     extra_specs: dict[str, str | int | float]
 
 
-class Project(Body):
+class Project(Body, frozen=True, kw_only=True):
     tenant: str
 
 
@@ -98,7 +98,7 @@ def flavor_view(call: Call, flavor: FlavorRow) -> dict[str, Any]:
 
 
 def _brief(call: Call, flavor: FlavorRow) -> dict[str, Any]:
-    shown = {"id": flavor.id, "name": flavor.name, "links": links(call, "flavors", flavor.id)}
+    shown: dict[str, Any] = {"id": flavor.id, "name": flavor.name, "links": links(call, "flavors", flavor.id)}
     if call.version >= (2, 55):
         shown["description"] = flavor.description
     return shown
@@ -118,7 +118,7 @@ async def _page(call: Call) -> tuple[list[FlavorRow], bool]:
     least_ram = as_int(query.min_ram, "minRam", least=0)
     least_disk = as_int(query.min_disk, "minDisk", least=0)
     found = await call.store.run_read(store.list_flavors, scope(call), public=_public(call))
-    [(key, down)] = parse_sort([query.sort_key], [query.sort_dir], _SORT, default="flavorid", way="asc")
+    key, down = parse_sort([query.sort_key], [query.sort_dir], _SORT, default="flavorid", way="asc")[0]
     found.sort(key=lambda flavor: (getattr(flavor, _SORT[key]), flavor.id), reverse=down)
     found = [item for item in found if item.ram_mb >= least_ram and item.disk_gb >= least_disk]
     page = cut(found, page_limit(call), query.marker, key=lambda flavor: flavor.id)

@@ -22,18 +22,18 @@ _NAME = re.compile(r"[a-zA-Z0-9_ -]{1,255}")
 _NAME_292 = re.compile(r"[a-zA-Z0-9_ @.-]{1,255}")
 
 
-class NewKeypair(Body):
+class NewKeypair(Body, frozen=True, kw_only=True):
     name: str
     public_key: str | None = None
     type: str | msgspec.UnsetType = msgspec.UNSET
     user_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class CreateBody(Body):
+class CreateBody(Body, frozen=True, kw_only=True):
     keypair: NewKeypair
 
 
-class UserQuery(Query):
+class UserQuery(Query, frozen=True, kw_only=True):
     user_id: str | None = None
     marker: str | None = None
 
@@ -54,7 +54,9 @@ def _checked_owner(call: Call, asked: str | None) -> str:
 
 def fingerprint_of(public_key: str) -> str:
     """The MD5 fingerprint of an OpenSSH public key; raises 400 for what is none."""
-    bad = bad_request("Invalid input for field public_key: Keypair data is invalid: not an OpenSSH public key.")
+    bad = bad_request(
+        "Invalid input for field public_key: Keypair data is invalid: not an OpenSSH public key."
+    )
     parts = public_key.split()
     if len(parts) < 2 or "\n" in public_key.strip():
         raise bad
@@ -82,9 +84,7 @@ def _generate() -> tuple[str, str]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return private.decode(), f"{public.decode()} Generated-by-Unstuck"
 
 

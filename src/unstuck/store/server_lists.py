@@ -1,0 +1,177 @@
+"""Servers as users see them: rows, facts and addresses, two statements however many they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.core.errors import NotFound
+from unstuck.core.server.data import BootImage, ImageRole, Server
+from unstuck.core.time import Now
+from unstuck.store.engine import Tx
+from unstuck.store.rows import JOINED, loaded_from
+from unstuck.store.schema.compute import servers
+from unstuck.store.schema.network import networks, ports
+
+CHUNK = 500
+
+COLUMNS = JOINED.add_columns(
+    servers.c.project_id,
+    servers.c.user_id,
+    servers.c.name,
+    servers.c.description,
+    servers.c.image_id,
+    servers.c.flavor_id,
+    servers.c.flavor,
+    servers.c.key_name,
+    servers.c.meta,
+    servers.c.tags,
+    servers.c.requested_zone,
+    servers.c.config_drive,
+    servers.c.disk_config,
+    servers.c.reservation_id,
+    servers.c.launch_index,
+    servers.c.access_ipv4,
+    servers.c.access_ipv6,
+    servers.c.created_wall,
+    servers.c.updated_wall,
+    servers.c.removed_wall,
+    servers.c.seen_wall,
+    servers.c.spec,
+)
+
+
+class SpecPart(msgspec.Struct, frozen=True):
+    """What lists need of a spec."""
+
+    hostname: str
+    images: tuple[BootImage, ...] = ()
+    user_data: str | None = None
+
+    def image(self, role: ImageRole) -> str:
+        return next((image.id for image in self.images if image.role is role), "")
+
+
+class Address(msgspec.Struct, frozen=True):
+    network: str
+    address: str
+    mac: str
+
+
+class ServerItem(msgspec.Struct, frozen=True):
+    """A server with all that is shown of it. ``flavor`` and ``meta`` are JSON."""
+
+    facts: Server
+    addresses: tuple[Address, ...]
+    spec: SpecPart
+    project_id: str
+    user_id: str
+    name: str
+    description: str | None
+    image_id: str
+    flavor_id: str
+    flavor: str
+    key_name: str | None
+    meta: str
+    tags: tuple[str, ...]
+    requested_zone: str | None
+    config_drive: bool
+    disk_config: str
+    reservation_id: str
+    launch_index: int
+    access_ipv4: str
+    access_ipv6: str
+    created_wall: float
+    updated_wall: float
+    removed_wall: float | None
+    seen_wall: float | None
+
+    @property
+    def id(self) -> str:
+        return self.facts.id
+
+    @property
+    def host(self) -> str | None:
+        """The name of its host, once it has one."""
+        return self.facts.host.hostname if self.facts.host else None
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One server as of one moment."""
+
+    item: ServerItem
+    now: Now
+
+
+_spec = msgspec.json.Decoder(SpecPart)
+_tags = msgspec.json.Decoder(tuple[str, ...])
+_PORTS = (
+    sa.select(ports.c.server_id, networks.c.name, ports.c.address, ports.c.mac)
+    .join(networks, networks.c.id == ports.c.network_id)
+    .where(ports.c.server_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(ports.c.created_wall, ports.c.id)
+)
+_ONE = COLUMNS.where(servers.c.id == sa.bindparam("server_id"))
+
+
+def addresses_of(tx: Tx, server_ids: list[str]) -> dict[str, tuple[Address, ...]]:
+    """The addresses of many servers."""
+    found: dict[str, list[Address]] = {}
+    for start in range(0, len(server_ids), CHUNK):
+        for row in tx.execute(_PORTS, {"ids": server_ids[start : start + CHUNK]}):
+            found.setdefault(row.server_id, []).append(Address(row.name, row.address, row.mac))
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def item_from(row: Any, addresses: tuple[Address, ...]) -> ServerItem:
+    """One item from a row of :data:`COLUMNS`."""
+    return ServerItem(
+        facts=loaded_from(row).server,
+        addresses=addresses,
+        spec=_spec.decode(row.spec),
+        project_id=row.project_id,
+        user_id=row.user_id,
+        name=row.name,
+        description=row.description,
+        image_id=row.image_id,
+        flavor_id=row.flavor_id,
+        flavor=row.flavor,
+        key_name=row.key_name,
+        meta=row.meta,
+        tags=_tags.decode(row.tags),
+        requested_zone=row.requested_zone,
+        config_drive=row.config_drive,
+        disk_config=row.disk_config,
+        reservation_id=row.reservation_id,
+        launch_index=row.launch_index,
+        access_ipv4=row.access_ipv4,
+        access_ipv6=row.access_ipv6,
+        created_wall=row.created_wall,
+        updated_wall=row.updated_wall,
+        removed_wall=row.removed_wall,
+        seen_wall=row.seen_wall,
+    )
+
+
+def find_server(tx: Tx, server_id: str, project_id: str | None, *, removed: bool = False) -> ServerItem:
+    """One server of a project (``None``: of any). A removed one is not there, unless ``removed`` says so."""
+    row = tx.execute(_ONE, {"server_id": server_id}).first()
+    hidden = row is None or (row.removed and not removed)
+    if row is None or hidden or (project_id is not None and row.project_id != project_id):
+        raise NotFound(f"Instance {server_id} could not be found.")
+    return item_from(row, addresses_of(tx, [server_id]).get(server_id, ()))
+
+
+def show_server(tx: Tx, server_id: str, project_id: str | None, *, removed: bool = False) -> Shown:
+    """One server and the time it was looked at."""
+    return Shown(find_server(tx, server_id, project_id, removed=removed), tx.now)
+
+
+def check_owner(tx: Tx, server_id: str, project_id: str | None) -> None:
+    """404 unless the server is the project's (``None``: any) and not removed."""
+    query = sa.select(servers.c.project_id, servers.c.removed).where(servers.c.id == server_id)
+    row = tx.execute(query).first()
+    if row is None or row.removed or (project_id is not None and row.project_id != project_id):
+        raise NotFound(f"Instance {server_id} could not be found.")

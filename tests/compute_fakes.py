@@ -1,0 +1,92 @@
+"""Plays the control loop and a host agent against the store's functions, so that servers get somewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unstuck.core.agents import Answer, Claim, Heartbeat, HostFacts, Register, Report
+from unstuck.core.server.control import FailIt, FinishDelete, PlaceIt, plan_control
+from unstuck.core.server.data import Gone, Observation, Power, Running, Step, Thing, Want
+from unstuck.store import agents, networks, servers
+from unstuck.store.engine import Store
+
+LOG = "line 1\nline 2\nline 3\n"
+
+
+class FakeHost:
+    """One host that obeys at once."""
+
+    def __init__(self, store: Store, name: str = "host-1", *, ram_mb: int = 1 << 20) -> None:
+        self.store = store
+        self.id = f"00000000-0000-4000-8000-{abs(hash(name)) % 10**12:012d}"
+        self.name = name
+        self.sequence = 0
+        store.transact(agents.add_host, host_id=self.id, hostname=name, secret_hash="x", machine_id=name)
+        facts = HostFacts(name, name, "boot", 64, ram_mb, 10_000, "none", "fake", "1", "10.0.0.1")
+        self.incarnation = store.transact(agents.register, self.id, Register("start", facts, 0)).incarnation
+
+    def next(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def beat(self, unknown: tuple[str, ...] = ()) -> None:
+        self.store.transact(agents.heartbeat, self.id, Heartbeat(self.incarnation, self.next(), unknown))
+
+    def wants(self) -> dict[str, Want]:
+        world = self.store.transact(agents.world, self.id, self.incarnation, -1)
+        for ask in world.asks:
+            lines = LOG.splitlines(keepends=True)
+            text = LOG if ask.lines is None else "".join(lines[-ask.lines :])
+            answer = Answer(self.incarnation, text)
+            self.store.transact(agents.answer_ask, self.id, self.incarnation, ask.id, answer.text)
+        return {want.server_id: want for want in world.wants}
+
+    def report(self, want: Want, **changes: Any) -> None:
+        guest = Running(want.edge) if want.power is Power.ON else Gone()
+        seen = {
+            "intent": want.intent, "guest": guest, "disk": Thing.PRESENT, "step": Step.AT_REST, **changes
+        }  # fmt: skip
+        if want.gone and not changes:
+            seen |= {"guest": Gone(), "disk": Thing.ABSENT, "step": Step.REMOVED}
+        disk = f"disk-{want.server_id}" if seen["disk"] is Thing.PRESENT else None
+        report = Report(self.incarnation, self.next(), want.server_id, want.fence, Observation(**seen), disk)
+        self.store.transact(agents.report, self.id, report)
+
+    def claim(self, want: Want) -> None:
+        self.store.transact(agents.claim, self.id, Claim(self.incarnation, want.server_id, want.fence))
+
+    def work(self) -> None:
+        for want in self.wants().values():
+            self.claim(want)
+            self.report(want)
+
+
+def control(store: Store) -> None:
+    """One round of the control loop."""
+    for server_id in store.transact(servers.due_servers, 1000):
+        facts = store.transact(servers.server_facts, server_id)
+        assert facts is not None
+        match plan_control(facts.server, facts.now):
+            case PlaceIt():
+                for host_id in facts.hosts:
+                    if store.transact(servers.place, server_id, host_id, f"n-{server_id[:8]}"):
+                        break
+            case FailIt(code, reason, remedy):
+                store.transact(servers.fail_server, server_id, code, reason, remedy)
+            case FinishDelete():
+                store.transact(servers.finish_delete, server_id)
+            case _:
+                store.transact(servers.review_server, server_id)
+
+
+def settle(store: Store, *hosts: FakeHost) -> None:
+    """Place what waits, and let the hosts do all they are told."""
+    control(store)
+    for host in hosts:
+        host.beat()
+        host.work()
+
+
+def network(store: Store, project_id: str = "p") -> str:
+    """The default network."""
+    return store.transact(networks.ensure_default_network, project_id=project_id, cidr="10.7.0.0/16")
