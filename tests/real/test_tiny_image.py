@@ -17,7 +17,10 @@ import pytest
 
 from unstuck.host import tinyimage
 
-IMAGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unstuck/images/tiny"
+IMAGE = Path(
+    os.environ.get("UNSTUCK_TINY")
+    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unstuck/images/tiny"
+)
 TOOLS = ("qemu-system-x86_64", "mkfs.vfat", "mcopy", "ip", "busybox")
 ADDRESS, GATEWAY, MAC = "10.99.7.2", "10.99.7.1", "fa:16:3e:00:00:07"
 META = {

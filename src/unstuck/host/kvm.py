@@ -1,8 +1,8 @@
 """Whether guests can run under KVM, found by running one.
 
-Opening the device or asking for its version proves nothing: inside some virtual machines both succeed and every
-guest is a thousand times too slow. So a guest of a million instructions has to end in time; with real support it
-takes about a millisecond.
+Opening the device or asking for its version proves nothing: in some virtual machines both succeed and every
+guest is a thousand times too slow. So a guest of a million instructions has to end in time; with hardware
+support that takes about a millisecond.
 """
 
 from __future__ import annotations

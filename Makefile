@@ -1,0 +1,55 @@
+# `make demo` and `make test` do everything that is needed themselves, the first time and every time.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/unstuck
+export UNSTUCK_TINY ?= $(CACHE)/images/tiny
+BIN := .venv/bin
+ARGS ?=
+PYTEST := scripts/in-netns $(BIN)/pytest -n 2 --dist loadgroup
+
+.PHONY: help setup demo test test-all sim sim-long bench check lint types layers format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: ## system packages, Python packages, guest image; fast when all is there
+	@scripts/setup
+
+demo: setup ## the two old faults, tried on a real cloud (ARGS= is passed on)
+	@scripts/in-netns $(BIN)/unstuck demo $(ARGS)
+
+test: setup check ## lint, types, layers and all tests but the slow ones
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup check ## every test, then the long simulation
+	@$(PYTEST) $(ARGS)
+	@$(MAKE) --no-print-directory sim-long
+
+sim: setup ## a crash at every effect, then 20000 random schedules
+	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 20000
+
+sim-long: setup ## the same with 200000 random schedules
+	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 200000
+
+bench: setup ## measured ratios (ARGS=--json for the machine's form)
+	@scripts/in-netns $(BIN)/python bench/run.py $(ARGS)
+
+check: lint types layers
+
+lint: setup
+	@$(BIN)/ruff check && $(BIN)/ruff format --check
+
+types: setup
+	@$(BIN)/mypy
+
+layers: setup
+	@$(BIN)/lint-imports --no-cache | sed -n '/^Contracts/,$$p'
+
+format: setup ## format and repair what can be repaired
+	@$(BIN)/ruff format && $(BIN)/ruff check --fix
+
+clean: ## remove what set-up and tests made here (the guest image's cache stays)
+	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@find . -name __pycache__ -prune -exec rm -rf {} +
