@@ -40,10 +40,7 @@ def machine(state: State, driver: str) -> list[Check]:
 
 
 def _python(_state: State) -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Check("python", "fault", version, "Unstuck needs Python 3.11 or newer.")
-    return Check("python", "ok", version)
+    return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
 def _sqlite(_state: State) -> Check:

@@ -94,7 +94,7 @@ def _twins(real: Reality) -> list[Difference]:
 
 def _strangers(known: dict[str, Expected], real: Reality, alive: set[str]) -> list[Difference]:
     """What the store does not know is never destroyed, only reported (law 7)."""
-    places = (("guest", alive), ("folder", set(real.folders)))
+    places = (("guest", alive), ("folder", set(real.folders)), ("tap", set(real.link_servers)))
     return [
         Difference(
             f"unknown-{what}", server_id, f"the store knows no server {server_id} on this host",
@@ -112,7 +112,8 @@ def _one(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:
 
     wait = "wait: work on it goes on; unstuck explain server says what is next"
     if item.gone:
-        if item.settled and (item.server_id in alive or item.server_id in real.folders):
+        left = alive | real.folders | real.link_servers
+        if item.settled and item.server_id in left:
             add("not-removed", "it is deleted and something of it is still here", wait)
         return found
     if item.disk and item.server_id not in real.folders:
