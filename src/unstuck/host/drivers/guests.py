@@ -18,7 +18,7 @@ from unstuck.host.drivers.qmp import Monitors, QmpError
 from unstuck.host.drivers.sight import WINDOW, alive, find_process, killable
 from unstuck.host.images import Barrier, ImageCache
 
-_POLL = 0.005
+_POLL = 0.01
 _NOT_YET = frozenset({"prelaunch", "inmigrate"})
 QUIT_PATIENCE = 10.0
 """Seconds for QEMU to flush its disks once it took the order; then SIGKILL."""

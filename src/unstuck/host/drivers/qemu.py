@@ -52,7 +52,7 @@ class QemuDriver:
     """One host's virtual machines. Keeps nothing that matters: a second driver sees the same.
 
     ``on_event`` is called in the loop's thread with a server's id when a look is worth while; losing it
-    only makes things slower (law 1).
+    only makes things slower (law 1). ``rescue`` is for doctor, beside a living agent.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class QemuDriver:
         run_as: str | None = "auto",
         qmp_deadline: float = 2.0,
         start_deadline: float = 10.0,
+        rescue: bool = False,
     ) -> None:
         self._host_dir = Path(os.path.realpath(host_dir))
         self._host_id = host_id
@@ -75,7 +76,7 @@ class QemuDriver:
         self._barrier = barrier
         self.networks = networks if networks is not None else Bridges()
         self.cache = ImageCache(self._host_dir, source, barrier)
-        self._monitors = Monitors(qmp_deadline, self._woken)
+        self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
         self._guests = Guests(machine, self.cache, self._monitors, barrier, start_deadline, on_event)
 

@@ -125,17 +125,23 @@ class Qmp:
 class Monitors:
     """At most one kept connection per guest, for wake-ups and cheap looks. Correctness never rests on it."""
 
-    def __init__(self, deadline: float, on_event: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, deadline: float, on_event: Callable[[str, str], None], *, rescue: bool = False
+    ) -> None:
         self._deadline = deadline
+        self._step = -1 if rescue else 1
         self._on_event = on_event
         self._kept: dict[str, Qmp] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def ask(self, server_id: str, sockets: tuple[Path, ...], *commands: str) -> list[Any]:
-        """The answers to some queries, over the kept connection or a new one, main socket first."""
+        """The answers to some queries, over the kept connection or a new one.
+
+        Main socket first; a rescuer begins with the second, where nobody makes it wait for a greeting.
+        """
         async with self._locks.setdefault(server_id, asyncio.Lock()):
             problem = QmpError("no monitor")
-            for socket in (None, *sockets):
+            for socket in (None, *sockets[:: self._step]):
                 try:
                     monitor = await self._monitor(server_id, socket)
                     if monitor is not None:

@@ -175,11 +175,12 @@ class Bridges:
         self._need_root()
         async with self._lock:
             mine = [link.ifname for link in await _links() if _is_server(link, want.server_id)]
-            if mine:
-                await _batch(f"link del dev {name}" for name in mine)
+            # The taps last: while one is there, a removal that was cut short is seen and repeated.
             stale = [entry for entry in await _sources() if entry.tap in mine]
             if stale:
-                await run(["nft", "-f", "-"], DEADLINE, rules.remove_script(stale).encode())
+                await _nft(rules.remove_script(stale))
+            if mine:
+                await _batch(f"link del dev {name}" for name in mine)
 
     async def guard(self) -> bool:
         """Put the filter back if somebody flushed it (``systemctl restart nftables`` does); True if so.
@@ -207,23 +208,30 @@ class Bridges:
         return frozenset(link.server_id for link in await self.found_links() if link.server_id is not None)
 
     async def sweep_bridges(self) -> list[str]:
-        """Remove our bridges that no tap uses any more; for ``unstuck down`` and doctor."""
+        """Remove our bridges that nothing uses any more, and with the last one the filter.
+
+        For ``unstuck down`` and doctor: only they know that nobody is about to use one.
+        """
         self._need_root()
         async with self._lock:
             links = await _links()
             used = {link.master for link in links}
             ours = (link.ifname for link in links if link.ifname.startswith(BRIDGE) and _facts(link))
             names = [name for name in ours if name not in used]
+            left = [
+                link for link in links if link.ifname.startswith((BRIDGE, TAP)) and link.ifname not in names
+            ]
             if names:
                 await _batch(f"link del dev {name}" for name in names)
-                if await _filter_is_there():
-                    await run(["nft", "-f", "-"], DEADLINE, rules.forget_script(names).encode())
+            if not left:
+                await _nft(rules.DELETE)
+            elif names and await _filter_is_there():
+                await _nft(rules.forget_script(names))
             return names
 
     async def _apply(self, bridges: Iterable[str], sources: list[Source], taps: tuple[str, ...]) -> None:
         stale = [entry for entry in await _sources() if entry.tap in taps and entry not in sources]
-        script = rules.ensure_script(bridges, sources, stale)
-        await run(["nft", "-f", "-"], DEADLINE, script.encode())
+        await _nft(rules.ensure_script(bridges, sources, stale))
 
     async def _all(self) -> list[Link]:
         """All links; without root and without iproute2 nobody can have made one of ours."""
@@ -253,6 +261,11 @@ async def _sources() -> list[Source]:
         return []
     listing = await run(["nft", "-j", "list", "set", "bridge", "unstuck", "sources"], DEADLINE)
     return rules.parse_sources(listing)
+
+
+async def _nft(script: str) -> None:
+    """One transaction: all of it or nothing."""
+    await run(["nft", "-f", "-"], DEADLINE, script.encode())
 
 
 async def _batch(lines: Iterable[str]) -> None:

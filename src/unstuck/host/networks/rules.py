@@ -66,6 +66,15 @@ add rule bridge unstuck prerouting iifname "{TAP}*" drop
 """
 
 
+DELETE = """
+add table inet unstuck
+delete table inet unstuck
+add table bridge unstuck
+delete table bridge unstuck
+"""
+"""Both tables, whether they are there or not."""
+
+
 def ensure_script(bridges: Iterable[str], sources: Iterable[Source], stale: Iterable[Source] = ()) -> str:
     """Tables, chains and rules as they should be, and these entries; others stay unless ``stale``."""
     lines = [_TABLES]
