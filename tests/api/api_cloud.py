@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
 from starlette.applications import Starlette
 
-from unstuck.api.app import create_app
+from unstuck.api.app import all_routes, create_app
 from unstuck.api.context import Settings
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.identity.passwords import Passwords, hash_password
@@ -21,9 +22,14 @@ PASSWORDS = Passwords()
 """Shared by all tests: what was verified once need not be hashed again."""
 
 
-def app_over(store: Store, settings: Settings) -> Starlette:
+BASE_SERVICES = ["unstuck.api.versions", "unstuck.api.identity", "unstuck.api.image"]
+"""What needs no other service: tests of these do not depend on the rest."""
+
+
+def app_over(store: Store, settings: Settings, services: Sequence[str] = BASE_SERVICES) -> Starlette:
     """The app, with a fresh verifier of tokens."""
-    return create_app(store, settings, extra={"identity": Authenticator(PASSWORDS)})
+    extra = {"identity": Authenticator(PASSWORDS)}
+    return create_app(store, settings, routes=all_routes(services), extra=extra)
 
 
 class Cloud:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from api_cloud import ADMIN_HASH, DEMO_HASH, Cloud, app_over
 
+from unstuck.api.app import SERVICES
 from unstuck.api.context import Settings
 from unstuck.store import identity
 from unstuck.store.engine import Store
@@ -21,14 +22,20 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def cloud(store: Store, settings: Settings) -> Iterator[Cloud]:
+def services() -> Sequence[str]:
+    """The services in the app; a test module may choose others."""
+    return SERVICES
+
+
+@pytest.fixture
+def cloud(store: Store, settings: Settings, services: Sequence[str]) -> Iterator[Cloud]:
     """Nobody is logged in."""
     store.transact(
         identity.bootstrap, admin_password_hash=ADMIN_HASH, demo_password_hash=DEMO_HASH,
         token_key=b"k" * 32, ids=lambda: uuid.uuid4().hex,
     )  # fmt: skip
     with asyncio.Runner() as loop:
-        yield Cloud(app_over(store, settings), store, loop)
+        yield Cloud(app_over(store, settings, services), store, loop)
 
 
 @pytest.fixture

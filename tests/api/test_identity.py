@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_cloud import Cloud, by_password, in_project
+from api_cloud import BASE_SERVICES, Cloud, by_password, in_project
 
 from unstuck.store import identity
 
 V3 = "/identity/v3"
 TOKENS = f"{V3}/auth/tokens"
+
+
+@pytest.fixture
+def services() -> list[str]:
+    return BASE_SERVICES
 
 
 def make_user(admin: Cloud, name: str, project: str | None = None, role: str = "member") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_cloud import Cloud, app_over
+from api_cloud import BASE_SERVICES, Cloud, app_over
 
 from unstuck.api.context import Settings
 from unstuck.blobs import images as files
@@ -29,6 +29,11 @@ PATCH = {"content-type": "application/openstack-images-v2.1-json-patch"}
 OCTETS = {"content-type": "application/octet-stream"}
 RAW = b"a small disk " * 1000
 K64 = 1 << 16
+
+
+@pytest.fixture
+def services() -> list[str]:
+    return BASE_SERVICES
 
 
 def make(cloud: Cloud, **fields: Any) -> dict[str, Any]:
@@ -352,6 +357,20 @@ class TestPatch:
             == 200
         )
         assert patch(demo, image, {"op": "add", "path": "/x", "value": "y"}).status_code == 200
+
+    def test_single_tags_can_be_patched(self, demo: Cloud) -> None:
+        image = make(demo, tags=["b", "a"])
+        answer = patch(
+            demo,
+            image,
+            {"op": "add", "path": "/tags/-", "value": "c"},
+            {"op": "remove", "path": "/tags/0"},
+            {"op": "replace", "path": "/tags/0", "value": "d"},
+        )
+        assert answer.json()["tags"] == ["c", "d"]
+        for path, value, status_code in (("9", "x", 409), ("x", "x", 400), ("0/1", "x", 400), ("0", 5, 400)):
+            operation = {"op": "replace", "path": f"/tags/{path}", "value": value}
+            assert patch(demo, image, operation).status_code == status_code
 
     def test_tags(self, demo: Cloud) -> None:
         path = f"{IMAGES}/{make(demo)['id']}"

@@ -150,6 +150,9 @@ def patched(image: Image, operations: list[Operation], token: Token) -> Image:
 def _patch(document: dict[str, Any], operation: Operation) -> None:
     if operation.op not in ("add", "replace", "remove"):
         raise bad_request(f"op: {operation.op[:32]!r} is not one of add, replace, remove.")
+    if operation.path.startswith("/tags/"):
+        _patch_tag(document, operation)
+        return
     if not operation.path.startswith("/") or "/" in operation.path[1:] or len(operation.path) == 1:
         raise bad_request(f"path: {operation.path[:255]!r} is not of the form /name.")
     name = operation.path[1:].replace("~1", "/").replace("~0", "~")
@@ -167,6 +170,23 @@ def _patch(document: dict[str, Any], operation: Operation) -> None:
     if operation.op == "replace" and name not in document:
         raise conflict(f"Property {name[:255]} does not exist.")
     document[name] = operation.value
+
+
+def _patch_tag(document: dict[str, Any], operation: Operation) -> None:
+    """``/tags/0``: the SDK sends the difference of two lists item by item."""
+    tags, place = list(document["tags"]), operation.path.removeprefix("/tags/")
+    index = len(tags) if place == "-" else int(place) if place.isdecimal() and len(place) < 5 else -1
+    if index < 0:
+        raise bad_request(f"path: {operation.path[:255]!r} is not of the form /tags/NUMBER.")
+    if operation.op == "add":
+        tags.insert(index, operation.value)
+    elif index >= len(tags):
+        raise conflict(f"There is no tag number {index}.")
+    elif operation.op == "replace":
+        tags[index] = operation.value
+    else:
+        del tags[index]
+    document["tags"] = tags
 
 
 def _schema_of(kind: str, **more: Any) -> dict[str, Any]:
