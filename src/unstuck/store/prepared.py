@@ -23,7 +23,7 @@ Row = Any
 class _Compiled:
     """The text for one dialect, its fixed parameters, and how to read its rows."""
 
-    __slots__ = ("fixed", "order", "processors", "row", "text")
+    __slots__ = ("columns", "dialect", "fixed", "order", "processors", "row", "text")
 
     def __init__(self, statement: Any, dialect: sa.Dialect) -> None:
         compiled = statement.compile(dialect=dialect)
@@ -31,11 +31,9 @@ class _Compiled:
         self.fixed: dict[str, Any] = dict(compiled.params)
         self.order: tuple[str, ...] | None = tuple(compiled.positiontup) if compiled.positiontup else None
         columns = list(getattr(compiled, "_result_columns", ()))
-        self.processors: list[tuple[int, Callable[[Any], Any]]] = []
-        for index, column in enumerate(columns):
-            processor = column.type.dialect_impl(dialect).result_processor(dialect, None)
-            if processor is not None:
-                self.processors.append((index, processor))
+        self.columns = columns
+        self.dialect = dialect
+        self.processors: list[tuple[int, Callable[[Any], Any]]] | None = None
         self.row: Any = namedtuple("Row", [column.keyname for column in columns]) if columns else None
 
     def arguments(self, values: dict[str, Any]) -> Any:
@@ -45,6 +43,15 @@ class _Compiled:
             return values
         known = {**self.fixed, **values}
         return [known[name] for name in self.order]
+
+    def prepare_to_read(self, description: Any) -> None:
+        """How to read a column depends on what the driver gives: known after the first execution."""
+        self.processors = []
+        for index, column in enumerate(self.columns):
+            kind = column.type.dialect_impl(self.dialect)
+            processor = kind.result_processor(self.dialect, description[index][1])
+            if processor is not None:
+                self.processors.append((index, processor))
 
     def read(self, raw: Any) -> Row:
         if not self.processors:
@@ -71,6 +78,8 @@ class Prepared:
             compiled = self._by_dialect[dialect.name] = _Compiled(self._statement, dialect)
         cursor = tx.cursor()
         cursor.execute(compiled.text, compiled.arguments(values))
+        if compiled.processors is None and cursor.description is not None:
+            compiled.prepare_to_read(cursor.description)
         return cursor, compiled
 
     def all(self, tx: Tx, **values: Any) -> list[Row]:

@@ -76,7 +76,9 @@ JOINED = (
     .outerjoin(operations, sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open"))
 )
 _ONE = Prepared(JOINED.where(servers.c.id == sa.bindparam("server_id")))
-_ONE_LOCKED = Prepared(JOINED.where(servers.c.id == sa.bindparam("server_id")).with_for_update(of=servers))
+_LOCK_SERVER = Prepared(
+    sa.select(servers.c.id).where(servers.c.id == sa.bindparam("server_id")).with_for_update()
+)
 _LOCK_HOST = Prepared(
     sa.update(hosts).where(hosts.c.id == sa.bindparam("host")).values(version=hosts.c.version + 1)
 )
@@ -113,8 +115,15 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def load_server(tx: Tx, server_id: str, *, lock: bool = False) -> Loaded | None:
-    """One server, or None; ``lock`` holds its row until the transaction ends."""
-    row = (_ONE_LOCKED if lock else _ONE).first(tx, server_id=server_id)
+    """One server, or None; ``lock`` holds its row until the transaction ends.
+
+    The lock is a statement of its own: on PostgreSQL a joined ``FOR UPDATE`` that had to wait sees the
+    newest server, but its placement and operation as they were before (a barrier test showed a delete
+    that overlooked the placement it had waited for).
+    """
+    if lock and tx.postgresql:
+        _LOCK_SERVER.first(tx, server_id=server_id)
+    row = _ONE.first(tx, server_id=server_id)
     return None if row is None else loaded_from(row)
 
 

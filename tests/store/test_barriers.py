@@ -1,0 +1,157 @@
+"""Two connections at once on PostgreSQL: what SQLite and the simulator can never show.
+
+The first transaction stops before its commit; the second must wait for it and then decide on what it sees.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.store.play import Cloud, caller, facts, insert
+from unstuck.core.agents import Register, Report
+from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing
+from unstuck.store import agents, networks, servers
+from unstuck.store.engine import Store, Tx
+from unstuck.store.schema.compute import placements
+from unstuck.store.schema.network import ports
+
+
+@pytest.fixture
+def cloud(postgres_store: Store) -> Cloud:
+    made = Cloud(postgres_store)
+    made.host(ram_mb=1000)
+    return made
+
+
+def overlap(store: Store, first: Callable[[Tx], Any], second: Callable[[Tx], Any]) -> tuple[Any, Any]:
+    """Run ``second`` while ``first`` is done but not committed; both answers (or their exceptions)."""
+    done, commit = threading.Event(), threading.Event()
+    answers: dict[str, Any] = {}
+
+    def held(tx: Tx) -> Any:
+        answer = first(tx)
+        done.set()
+        assert commit.wait(20)
+        return answer
+
+    def run(name: str, work: Callable[[Tx], Any]) -> None:
+        try:
+            answers[name] = store.transact(work)
+        except Exception as error:
+            answers[name] = error
+
+    one = threading.Thread(target=run, args=("first", held))
+    one.start()
+    assert done.wait(20)
+    two = threading.Thread(target=run, args=("second", second))
+    two.start()
+    two.join(0.3)  # long enough to reach the lock; whether it waits is seen by its answer
+    commit.set()
+    one.join(20)
+    two.join(20)
+    return answers["first"], answers["second"]
+
+
+def test_two_placers_never_oversubscribe_a_host(cloud: Cloud) -> None:
+    cloud.create("a", 600)
+    cloud.create("b", 600)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.place(tx, "a", "h", "n1"),
+        lambda tx: servers.place(tx, "b", "h", "n2"),
+    )
+    assert (first, second) == (True, False)
+
+
+def test_one_server_is_never_placed_twice(cloud: Cloud) -> None:
+    cloud.host("i")
+    cloud.create("a")
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.place(tx, "a", "h", "n1"),
+        lambda tx: servers.place(tx, "a", "i", "n2"),
+    )
+    assert (first, second) == (True, False)
+
+
+def test_two_creates_never_share_an_address(cloud: Cloud) -> None:
+    overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
+    addresses = cloud.store.read(lambda tx: list(tx.execute(sa.select(ports.c.address)).scalars()))
+    assert len(addresses) == len(set(addresses)) == 2
+
+
+def test_the_last_address_goes_to_one(postgres_store: Store) -> None:
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    for number in range(4):
+        cloud.create(f"s{number}")
+    first, second = overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
+    assert first is None
+    assert isinstance(second, networks.NoMoreAddresses)
+
+
+def test_two_agents_that_register_at_once_get_one_incarnation_between_them(cloud: Cloud) -> None:
+    now = cloud.agents["h"].incarnation
+    first, second = overlap(
+        cloud.store,
+        lambda tx: agents.register(tx, "h", Register("x", facts(), now)),
+        lambda tx: agents.register(tx, "h", Register("y", facts(), now)),
+    )
+    assert first.granted
+    assert not second.granted
+    assert second.incarnation == first.incarnation
+
+
+def test_delete_and_place_at_once_leave_no_guest_behind(cloud: Cloud) -> None:
+    cloud.create("a")
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.delete_server(tx, "a", caller()),
+        lambda tx: servers.place(tx, "a", "h", "n"),
+    )
+    assert first is None
+    assert second is False
+    assert cloud.store.read(lambda tx: tx.execute(sa.select(placements)).all()) == []
+
+
+def test_place_and_delete_at_once_tell_the_host(cloud: Cloud) -> None:
+    cloud.create("a")
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.place(tx, "a", "h", "n"),
+        lambda tx: servers.delete_server(tx, "a", caller()),
+    )
+    assert first is True
+    assert second == "h"
+    assert cloud.wants()["a"].gone
+
+
+def test_two_stops_at_once_leave_one_open_operation(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.stop_server(tx, "a", caller()),
+        lambda tx: servers.stop_server(tx, "a", caller()),
+    )
+    assert (first, second) == ("h", "h")
+    cloud.report(Gone())
+    assert cloud.settled()
+
+
+def test_a_stop_and_the_report_of_a_power_off_do_not_deadlock(cloud: Cloud) -> None:
+    cloud.active()
+    want = cloud.wants()["a"]
+    seen = Observation(want.intent, Off(want.edge), Thing.PRESENT, Step.AT_REST)
+    late = Report(cloud.agents["h"].incarnation, 10_000, "a", want.fence, seen)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.stop_server(tx, "a", caller()),
+        lambda tx: agents.report(tx, "h", late),
+    )
+    assert (first, second) == ("h", None)
+    assert cloud.wants()["a"].power is Power.OFF
+    assert cloud.wants()["a"].intent == want.intent + 1, "the stop was first; the report adds nothing"
