@@ -18,7 +18,8 @@ _ROLES = ("kernel", "ramdisk", "disk")
 
 def places(state: State) -> list[Path]:
     """Where a built image may lie: said so, in the state folder, or in the source tree."""
-    found = [state.root / "tiny", Path("/usr/share/unstuck/tiny")]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    found = [state.root / "tiny", cache / "unstuck" / "images" / "tiny", Path("/usr/share/unstuck/tiny")]
     root = Path(__file__).parents[3]
     if (root / "pyproject.toml").exists():
         found += [root / "build" / "tiny", root / "images" / "tiny" / "build"]

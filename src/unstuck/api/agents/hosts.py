@@ -84,6 +84,7 @@ async def register(call: Call, host_id: str) -> Reply:
         )
     answer = await call.store.run(agents.register, host_id, ask)
     call.app.notifier.wake("control")
+    call.app.notifier.wake(f"host:{host_id}")  # a predecessor that waits is to hear of it now
     return Reply(answer)
 
 
