@@ -14,7 +14,7 @@ async def sweep_images(store: Store, state_dir: Path) -> Swept:
     """End uploads whose lease has run out, then remove files that no image needs. Harmless at any time.
 
     Uploads are ended first, in a transaction: from then on they can never finish, so their files are
-    garbage for sure. Whoever calls this waits for the clock's permission to sweep (``clock.may_sweep``).
+    garbage for sure. Call this only when :func:`unstuck.store.clock.tick` allows sweeping.
     """
     await store.run(rows.expire_uploads)
     return await asyncio.to_thread(sweep, state_dir, lambda ids: store.read(rows.nonces_in_use, ids))
