@@ -151,7 +151,7 @@ def test_a_poll_that_waits_is_told_when_it_is_superseded(site: Site, monkeypatch
         world = await control.world(old.incarnation, -1)
         poll = asyncio.ensure_future(control.world(old.incarnation, world.version))
         await register(control, "two")
-        with pytest.raises(Superseded):
+        with pytest.raises(Superseded):  # noqa: PT012
             world = await poll  # asking who is there counts as news; the next poll waits again
             await control.world(old.incarnation, world.version)
         await control.close()

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from unstuck.cli import guests
 from unstuck.host.drivers.folder import server_ids
+from unstuck.runtime.locks import holder
 from unstuck.runtime.state import State
 
 
+class Port(msgspec.Struct, frozen=True):
+    id: str
+    address: str = ""
+
+
 class Expected(msgspec.Struct, frozen=True):
-    """What the store says of one server on this host."""
+    """What the store says of one server on this host: a part of ``store.overview.Expected``."""
 
     server_id: str
     name: str
-    status: str
+    state: str
+    deleted: bool
     power: str
-    """``on`` or ``off``: what is wanted."""
-    settled: bool
-    disk: bool
-    """Its disk was made and must be there."""
-    gone: bool = False
-    """Wanted gone, and the host has not cleaned up yet."""
+    disk_id: str | None
+    ports: tuple[Port, ...] = ()
+
+    @property
+    def gone(self) -> bool:
+        """Wanted gone, and the host has not cleaned up yet."""
+        return self.deleted or self.state == "tombstone"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -37,45 +44,66 @@ class Difference(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class Tap(msgspec.Struct, frozen=True):
+    name: str
+    server_id: str
+    port_id: str
+    joined: bool
+    """It is up and on a bridge."""
+
+
 class Reality(msgspec.Struct, frozen=True):
-    """What was found."""
+    """What was found. ``taps`` is None where they could not be listed."""
 
     folders: frozenset[str]
     guests: tuple[guests.GuestProcess, ...]
     instant: frozenset[str]
-    links: tuple[str, ...]
-    link_servers: frozenset[str]
+    taps: tuple[Tap, ...] | None
+    parts: tuple[str, ...]
+
+    def alive(self, driver: str) -> set[str]:
+        """Servers with a guest."""
+        found = {guest.server_id for guest in self.guests}
+        return found | self.instant if driver == "instant" else found
 
 
 def look(state: State) -> Reality:
-    """Read only; what cannot be read is left out by its reader and said elsewhere."""
-    links = asyncio.run(_links())
+    """Read only."""
+    running = holder(state.host_lock) is not None
     return Reality(
         folders=server_ids(state.host),
         guests=tuple(guests.running(state)),
         instant=frozenset(path.parent.name for path in state.host.glob("servers/*/guest.json")),
-        links=tuple(link.name for link in links),
-        link_servers=frozenset(link.server_id for link in links if link.server_id is not None),
+        taps=asyncio.run(_taps()),
+        # While the agent runs, a part is a fetch under way; afterwards it is what a killed one left.
+        parts=() if running else tuple(path.name for path in state.host.glob("images/*.part*")),
     )
 
 
-async def _links() -> Iterable[Any]:
+async def _taps() -> tuple[Tap, ...] | None:
     from unstuck.host.driver import DriverError
     from unstuck.host.networks.bridge import Bridges
 
     try:
-        return await Bridges().found_links()
+        links = await Bridges().found_links()
     except (DriverError, OSError):
-        return ()
+        return None
+    return tuple(
+        Tap(link.name, link.server_id, link.port_id or "", link.up and link.master is not None)
+        for link in links
+        if link.server_id is not None
+    )
 
 
 def compare(expected: list[Expected], real: Reality, driver: str) -> list[Difference]:
     """Everything that is too much, too little, or different."""
     known = {item.server_id: item for item in expected}
-    alive = {guest.server_id for guest in real.guests} | (real.instant if driver == "instant" else set())
-    found = [*_twins(real), *_strangers(known, real, alive)]
+    alive = real.alive(driver)
+    found = [*_twins(real), *_strangers(known, real, alive), *_parts(real)]
     for item in expected:
-        found += _one(item, real, alive)
+        found += _gone(item, real, alive) if item.gone else _one(item, real, alive)
+        if driver == "qemu" and item.server_id in alive and not item.gone:
+            found += _ports(item, real)
     return found
 
 
@@ -83,48 +111,75 @@ def _twins(real: Reality) -> list[Difference]:
     counts: dict[str, list[int]] = {}
     for guest in real.guests:
         counts.setdefault(guest.server_id, []).append(guest.pid)
+    remedy = "this must never happen: look which one has the disk, end the other, and report it"
     return [
-        Difference(
-            "two-processes", server_id, f"processes {pids} are both its guest",
-            "end the newer one by hand; this must never happen: please report it",
-        )
-        for server_id, pids in counts.items() if len(pids) > 1
-    ]  # fmt: skip
+        Difference("two-processes", server_id, f"processes {pids} are both its guest", remedy)
+        for server_id, pids in counts.items()
+        if len(pids) > 1
+    ]
 
 
-def _strangers(known: dict[str, Expected], real: Reality, alive: set[str]) -> list[Difference]:
+def _strangers(known: Mapping[str, Expected], real: Reality, alive: set[str]) -> list[Difference]:
     """What the store does not know is never destroyed, only reported (law 7)."""
-    places = (("guest", alive), ("folder", set(real.folders)), ("tap", set(real.link_servers)))
+    taps = {tap.server_id for tap in real.taps or ()}
+    remedy = "if it is not wanted, remove it by hand; if the store is an older copy, put back the newer one"
     return [
-        Difference(
-            f"unknown-{what}", server_id, f"the store knows no server {server_id} on this host",
-            "if it is not wanted any more, remove it by hand; if the store is an older copy, recover it",
+        Difference(f"unknown-{what}", server_id, "the store has no such server on this host", remedy)
+        for what, ids in (("guest", alive), ("folder", set(real.folders)), ("tap", taps))
+        for server_id in sorted(ids - known.keys())
+    ]
+
+
+def _parts(real: Reality) -> list[Difference]:
+    remedy = "none needed: the agent removes it at its next fetch"
+    return [Difference("image-part", name, "a fetch was cut off", remedy) for name in real.parts]
+
+
+def _gone(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:
+    left = [
+        word
+        for word, there in (
+            ("guest", item.server_id in alive),
+            ("folder", item.server_id in real.folders),
+            ("tap", any(tap.server_id == item.server_id for tap in real.taps or ())),
         )
-        for what, ids in places for server_id in sorted(ids - known.keys())
-    ]  # fmt: skip
+        if there
+    ]
+    if not left:
+        return []
+    detail = f"it is deleted, and its {' and '.join(left)} is still here"
+    return [Difference("not-removed", _name(item), detail, "the host agent removes it; is it running?")]
 
 
 def _one(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:
     found = []
-
-    def add(kind: str, detail: str, remedy: str) -> None:
-        found.append(Difference(kind, f"{item.name} ({item.server_id})", detail, remedy))
-
-    wait = "wait: work on it goes on; unstuck explain server says what is next"
-    if item.gone:
-        left = alive | real.folders | real.link_servers
-        if item.settled and item.server_id in left:
-            add("not-removed", "it is deleted and something of it is still here", wait)
-        return found
-    if item.disk and item.server_id not in real.folders:
-        add("disk-missing", "its folder with the disk is not here", "restore it, or delete the server")
-    if not item.settled:
-        return found  # on its way: the agent is at work, and what is seen now is no fault
-    if item.power == "on" and item.status == "ACTIVE" and item.server_id not in alive:
-        add("guest-missing", "it should run, and there is no process", wait)
+    why = f"unstuck explain server {item.server_id}"
+    if item.disk_id is not None and item.server_id not in real.folders:
+        detail = "its folder with the disk is not here"
+        found.append(Difference("disk-missing", _name(item), detail, f"delete it or restore it; {why}"))
+    elif item.disk_id is not None and item.power == "on" and item.server_id not in alive:
+        found.append(Difference("guest-missing", _name(item), "it should run, and does not", why))
     if item.power == "off" and item.server_id in alive:
-        add("guest-too-much", "it should be off, and its process runs", wait)
-    stopped = [guest.pid for guest in real.guests if guest.server_id == item.server_id and guest.stopped]
-    if stopped:
-        add("guest-frozen", f"somebody stopped process {stopped[0]}", f"kill -CONT {stopped[0]}")
+        found.append(Difference("guest-too-much", _name(item), "it should be off, and runs", why))
+    for guest in real.guests:
+        if guest.server_id == item.server_id and guest.stopped:
+            detail = f"somebody stopped process {guest.pid}"
+            found.append(Difference("guest-frozen", _name(item), detail, f"kill -CONT {guest.pid}"))
     return found
+
+
+def _ports(item: Expected, real: Reality) -> list[Difference]:
+    """Only for guests that run: the taps of others may come and go."""
+    if real.taps is None:
+        return []
+    joined = {tap.port_id for tap in real.taps if tap.server_id == item.server_id and tap.joined}
+    remedy = "the host agent makes it again; is it running?"
+    return [
+        Difference("tap-missing", _name(item), f"no tap on a bridge for its address {port.address}", remedy)
+        for port in item.ports
+        if port.id not in joined
+    ]
+
+
+def _name(item: Expected) -> str:
+    return f"{item.name} ({item.server_id})"

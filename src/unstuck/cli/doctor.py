@@ -1,0 +1,140 @@
+"""``unstuck doctor``: is this machine fit, and is here what the store says? It changes nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from unstuck.cli.checks import Check, machine
+from unstuck.cli.cloud import connect, show_json, state_of
+from unstuck.cli.errors import CliError
+from unstuck.cli.reality import Difference, Expected, compare, look
+from unstuck.runtime.locks import holder
+from unstuck.runtime.processes import stopped
+from unstuck.runtime.state import HostFile, State, StateError
+
+SETTLE = 5.0
+"""Seconds over which a difference must stay to be one: what is just being done is none."""
+
+
+def doctor(
+    *,
+    output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+    state: Path | None = None,
+) -> int:
+    """Check this machine, and compare the store with what is here; changes nothing.
+
+    Exit code 1 where something does not work or differs.
+
+    Parameters
+    ----------
+    output
+        text or json.
+    state
+        The state folder.
+    """
+    found = state_of(state)
+    try:
+        driver = found.read().driver if found.prepared() else "qemu"
+    except StateError as error:
+        raise CliError(str(error)) from None
+    checks = [*machine(found, driver), *_processes(found)]
+    differences = _differences(found, driver) if found.prepared() else []
+    bad = bool(differences) or any(check.level == "fault" for check in checks)
+    if output == "json":
+        show_json({"ok": not bad, "checks": checks, "differences": differences})
+    else:
+        _print(checks, differences)
+    return 1 if bad else 0
+
+
+def _processes(state: State) -> list[Check]:
+    """Whether ours run, and are not frozen."""
+    if not state.prepared():
+        return []
+    out = []
+    places = (
+        ("supervisor", state.supervisor_lock),
+        ("control", state.control_lock),
+        ("host", state.host_lock),
+    )
+    for name, lock in places:
+        found = holder(lock)
+        if found is None:
+            out.append(Check(name, "note", "not running", "`unstuck up` starts it."))
+        elif stopped(found.pid):
+            out.append(Check(name, "fault", f"process {found.pid} is stopped", f"kill -CONT {found.pid}"))
+        else:
+            out.append(Check(name, "ok", f"process {found.pid}"))
+    return out
+
+
+def _differences(state: State, driver: str) -> list[Difference]:
+    """Those that stay. With the control plane down nothing is on its way, so one look is enough."""
+    expected, live = read_expected(state)
+    if expected is None:
+        return []
+    found = compare(expected, look(state), driver)
+    end = time.monotonic() + SETTLE
+    while found and live and time.monotonic() < end:
+        time.sleep(0.5)
+        expected, live = read_expected(state)
+        again = compare(expected or [], look(state), driver)
+        kept = {(item.kind, item.what) for item in found}
+        found = [item for item in again if (item.kind, item.what) in kept]
+    return found
+
+
+def read_expected(state: State) -> tuple[list[Expected] | None, bool]:
+    """What should be on this host, and whether the control plane said it. None: there is no store yet."""
+    host_id = _host_id(state)
+    if holder(state.control_lock) is not None:
+        with connect(state) as cloud:
+            answer = cloud.get("/unstuck/v1/inventory")
+        hosts: list[dict[str, Any]] = answer["hosts"]
+        mine: list[Any] = next((host["placements"] for host in hosts if host["id"] == host_id), [])
+        return msgspec.convert(mine, list[Expected]), True
+    if not state.store.exists():
+        return None, False
+    return _from_store(state, host_id), False
+
+
+def _from_store(state: State, host_id: str) -> list[Expected]:
+    """The same function that the API uses, on the file itself; a read-only transaction."""
+    from unstuck.store.engine import Store, StoreUnavailable
+    from unstuck.store.overview import inventory
+
+    store = Store(state.store_url)
+    try:
+        found = store.read(inventory).placements.get(host_id, [])
+    except StoreUnavailable as error:
+        raise CliError(f"The store {state.store} cannot be read: {error}.") from None
+    finally:
+        store.close()
+    return msgspec.convert(msgspec.to_builtins(found), list[Expected])
+
+
+def _host_id(state: State) -> str:
+    try:
+        return msgspec.json.decode((state.host / "host.json").read_bytes(), type=HostFile).host_id
+    except (OSError, msgspec.DecodeError) as error:
+        raise CliError(f"The host's identity in {state.host} cannot be read: {error}.") from None
+
+
+def _print(checks: list[Check], differences: list[Difference]) -> None:
+    marks = {"ok": "ok   ", "note": "note ", "fault": "FAULT"}
+    for check in checks:
+        print(f"{marks[check.level]} {check.name}: {check.detail}")
+        if check.remedy and check.level != "ok":
+            print(f"      -> {check.remedy}")
+    for item in differences:
+        print(f"DIFF  {item.kind}: {item.what}: {item.detail}\n      -> {item.remedy}")
+    faults = sum(check.level == "fault" for check in checks)
+    if faults or differences:
+        print(f"{faults} faults, {len(differences)} differences between the store and this machine.")
+    else:
+        print("This machine is fit, and everything is as the store says.")
