@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from compute_fakes import FakeHost, network, settle
+from tests.compute_fakes import FakeHost, network, settle
 from unstuck.core.image import Data, Image
 from unstuck.store import flavors, images
 from unstuck.store.engine import Store, Tx

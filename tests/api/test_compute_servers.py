@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from api_cloud import Cloud
-
-from compute_site import Site, add_image, bootable
+from tests.compute_site import Site, add_image, bootable
 
 SERVERS = "/compute/v2.1/servers"
 

@@ -22,6 +22,8 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.identity",
     "unstuck.api.image",
     "unstuck.api.compute",
+    "unstuck.api.network",
+    "unstuck.api.explain",
 ]
 
 

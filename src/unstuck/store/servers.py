@@ -83,8 +83,9 @@ _ram = (
     .group_by(placements.c.host_id)
     .subquery()
 )
+_ZONE = Prepared(sa.select(servers.c.requested_zone).where(servers.c.id == sa.bindparam("server")))
 _HOSTS_BY_ROOM = Prepared(
-    sa.select(hosts.c.id)
+    sa.select(hosts.c.id, hosts.c.hostname)
     .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
     .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > sa.bindparam("heard_since"))
     .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
@@ -350,8 +351,11 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
         return None
     if loaded.server.place is not None or loaded.server.deleted:
         return ServerFacts(loaded.server, (), tx.now)
-    free = _HOSTS_BY_ROOM.scalars(tx, heard_since=tx.now.lease - LEASE)
-    return ServerFacts(loaded.server, tuple(free), tx.now)
+    # An administrator may have chosen the host: "zone:host".
+    chosen = (_ZONE.scalar(tx, server=server_id) or "").partition(":")[2]
+    free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE)
+    fitting = tuple(host.id for host in free if chosen in ("", host.hostname))
+    return ServerFacts(loaded.server, fitting, tx.now)
 
 
 def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:

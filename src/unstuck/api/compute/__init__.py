@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from unstuck.api.compute import flavors, keypairs, servers
+from unstuck.api.compute import (
+    extras,
+    flavors,
+    hosts,
+    instance_actions,
+    keypairs,
+    limits,
+    parts,
+    servers,
+)
 from unstuck.api.routes import Route
 
 ROUTES: list[Route] = [
     *flavors.ROUTES,
     *keypairs.ROUTES,
     *servers.ROUTES,
+    *parts.ROUTES,
+    *instance_actions.ROUTES,
+    *hosts.ROUTES,
+    *limits.ROUTES,
+    *extras.ROUTES,
 ]

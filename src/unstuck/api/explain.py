@@ -1,0 +1,75 @@
+"""Our own calls under ``/unstuck/v1``: what no OpenStack schema has room for (law 10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from unstuck.api.errors import not_found
+from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.core.server.explain import explain
+from unstuck.core.time import Now
+from unstuck.store.host_lists import HostRow
+from unstuck.store.overview import inventory, overview
+from unstuck.store.server_lists import show_server
+
+BASE = "/unstuck/v1"
+
+
+async def explain_one(call: Call) -> Reply:
+    """``GET /unstuck/v1/explain/{kind}/{id}``."""
+    if call.params["kind"] != "server":
+        raise not_found(f"There is no kind {call.params['kind'][:60]!r}; there is: server.")
+    scope = None if call.is_admin else call.project_id
+    shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
+    told = msgspec.to_builtins(explain(shown.item.facts, shown.now))
+    return Reply({"kind": "server", "id": shown.item.id, "name": shown.item.name, **told})
+
+
+def _host(host: HostRow, now: Now) -> dict[str, Any]:
+    return {
+        "id": host.id,
+        "hostname": host.hostname,
+        "up": host.up(now),
+        "enabled": host.enabled,
+        "incarnation": host.incarnation,
+        "last_word": host.seen_wall,
+        "silent_seconds": max(now.lease - host.seen, 0.0),
+        "servers": len(host.guests),
+        "unknown": host.unknown,
+    }
+
+
+async def status(call: Call) -> Reply:
+    """``GET /unstuck/v1/status``: "age of the oldest unsettled row" is the promise in one number."""
+    found = await call.store.run_read(overview)
+    return Reply(
+        {
+            "time": found.now.wall,
+            "unsettled": found.unsettled,
+            "tombstones": found.tombstones,
+            "hosts": [_host(host, found.now) for host in found.hosts],
+        }
+    )
+
+
+async def show_inventory(call: Call) -> Reply:
+    """``GET /unstuck/v1/inventory``: what ``unstuck doctor`` compares hosts with."""
+    found = await call.store.run_read(inventory)
+    return Reply(
+        {
+            "time": found.now.wall,
+            "hosts": [
+                {**_host(host, found.now), "placements": found.placements.get(host.id, [])}
+                for host in found.hosts
+            ],
+        }
+    )
+
+
+ROUTES: list[Route] = [
+    route("GET", f"{BASE}/explain/{{kind}}/{{id}}", explain_one, "reader"),
+    route("GET", f"{BASE}/status", status, "admin"),
+    route("GET", f"{BASE}/inventory", show_inventory, "admin"),
+]

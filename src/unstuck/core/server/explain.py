@@ -1,0 +1,312 @@
+"""Every state explains itself (law 10): why, since when, who holds it, what comes next, and by when.
+
+A function of the same facts as the status, total over them; nothing here is stored either.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from unstuck.core.server.control import (
+    AWAY,
+    NO_HOST_DEADLINE,
+    STALL,
+    away,
+    satisfied,
+)
+from unstuck.core.server.data import (
+    Gone,
+    Guest,
+    Mute,
+    Off,
+    OperationKind,
+    Paused,
+    Power,
+    Running,
+    Server,
+    Step,
+    Trouble,
+    Unclear,
+)
+from unstuck.core.server.status import SILENT, status
+from unstuck.core.time import Now
+
+NOBODY = "nobody"
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Something that people should know of besides the status."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """``since_seconds`` and ``by_seconds`` are from now; ``since`` is wall time. None where there is none."""
+
+    status: str
+    task: str | None
+    host_status: str
+    reason: str
+    since_seconds: float | None
+    since: float | None
+    holder: str
+    next: str
+    by_seconds: float | None
+    conditions: tuple[Condition, ...] = ()
+
+
+class Why(msgspec.Struct, frozen=True):
+    """The part of an explanation that differs by state. ``since`` and ``by`` are lease times."""
+
+    reason: str
+    next: str
+    holder: str = NOBODY
+    since: float | None = None
+    by: float | None = None
+
+
+def explain(server: Server, now: Now) -> Explanation:
+    """Why a server is in its state."""
+    shown = status(server, now)
+    why = _why(server, now)
+    ago = None if why.since is None else max(now.lease - why.since, 0.0)
+    return Explanation(
+        status=shown.status,
+        task=shown.task_state,
+        host_status=shown.host_status,
+        reason=why.reason,
+        since_seconds=ago,
+        since=None if ago is None else now.wall - ago,
+        holder=why.holder,
+        next=why.next,
+        by_seconds=None if why.by is None else max(why.by - now.lease, 0.0),
+        conditions=_conditions(server, now),
+    )
+
+
+def _why(server: Server, now: Now) -> Why:
+    if server.removed:
+        return _removed()
+    if server.deleted:
+        return _deleting(server, now)
+    if server.place is None:
+        return _unplaced(server)
+    if away(server, now):
+        return _silent(server, now)
+    seen = server.seen
+    if seen is not None and seen.trouble is not None and seen.trouble.final and seen.intent >= server.intent:
+        return _final(server, seen.trouble)
+    if satisfied(server):
+        return _at_rest(server)
+    return _working(server)
+
+
+def _removed() -> Why:
+    return Why(
+        "the server was deleted; if its host was silent then, its address stays taken until that host was "
+        "seen without it",
+        "nothing: this is final",
+    )
+
+
+def _deleting(server: Server, now: Now) -> Why:
+    since = server.operation.since if server.operation else None
+    if server.place is None:
+        return Why(
+            "the server is to be deleted, and no host has anything of it",
+            "the control plane removes it",
+            holder="the control plane",
+            since=since,
+            by=now.lease,
+        )
+    assert server.host is not None
+    if away(server, now):
+        return Why(
+            f"the server is to be deleted, but {_quiet(server, now)}",
+            "the control plane removes it for its user and leaves a tombstone: when the host is back it "
+            "removes what is left, and only then the address is free again",
+            holder="the control plane",
+            since=since,
+            by=now.lease,
+        )
+    return Why(
+        f"the server is to be deleted; the host agent on {server.host.hostname} removes guest, ports, disk",
+        "the host reports it removed; if it is silent for a minute, the server is removed with a tombstone",
+        holder=_holder(server),
+        since=since,
+        by=server.host.seen + AWAY,
+    )
+
+
+def _unplaced(server: Server) -> Why:
+    if server.failure is not None:
+        return Why(
+            server.failure.reason,
+            f"nothing happens by itself; what helps: {server.failure.remedy}",
+            since=server.created + NO_HOST_DEADLINE if server.failure.code == "no-host" else server.created,
+        )
+    return Why(
+        "the server waits for a host with room for its flavor",
+        "the control plane looks for a host every few seconds; if none has room in time it fails, saying so",
+        holder="the control plane",
+        since=server.created,
+        by=server.created + NO_HOST_DEADLINE,
+    )
+
+
+def _quiet(server: Server, now: Now) -> str:
+    assert server.host is not None
+    return (
+        f"the host agent on {server.host.hostname} has been silent for {now.lease - server.host.seen:.0f} s"
+    )
+
+
+def _silent(server: Server, now: Now) -> Why:
+    assert server.host is not None
+    started = server.disk_recorded or server.launched_wall is not None
+    guest = "a guest that was started there runs on" if started else "a guest that was started runs on there"
+    wanted = "" if satisfied(server) else "; what was asked for waits for it"
+    return Why(
+        f"{_quiet(server, now)}; {guest}{wanted}",
+        "when the agent is back it looks and reports; delete is accepted at once",
+        since=server.host.seen,
+    )
+
+
+def _final(server: Server, trouble: Trouble) -> Why:
+    return Why(
+        trouble.reason,
+        f"nothing happens by itself; what helps: {trouble.remedy}",
+        holder=_holder(server),
+        since=server.seen_at,
+    )
+
+
+def _at_rest(server: Server) -> Why:
+    assert server.seen is not None
+    return Why(
+        _guest_words(server.seen.guest, server.power),
+        "nothing, until somebody asks for something else or the guest changes",
+        holder=_holder(server),
+        since=server.seen_at,
+    )
+
+
+def _guest_words(guest: Guest, power: Power) -> str:
+    match guest:
+        case Running():
+            return "the guest runs, as it should"
+        case Paused():
+            return "the guest is there, and its CPUs stand still"
+        case Off():
+            return "the guest powered itself off"
+        case Mute():
+            return "the guest process lives but does not answer"
+        case Gone():
+            return "the guest is off, as it should be" if power is Power.OFF else "the guest does not run"
+        case Unclear(reason):
+            return f"the guest's state cannot be seen: {reason}"
+        case _ as never:
+            assert_never(never)
+
+
+_STEPS = {
+    Step.CLAIMED: ("the host has begun", "it looks at what is there"),
+    Step.FETCHING: ("the host fetches the image", "it verifies the image and makes the root disk"),
+    Step.DISK: ("the host makes the root disk", "it makes the port and starts the guest"),
+    Step.NETWORK: ("the host makes the port", "it starts the guest"),
+    Step.STARTING: ("the host starts the guest", "the guest is seen running"),
+    Step.STOPPING: ("the host ends the guest process", "the guest is seen to be gone"),
+    Step.REMOVING: ("the host removes guest, ports and disk", "the host reports it removed"),
+    Step.AT_REST: ("the host has reported and takes up what was asked for", "it acts on what was asked for"),
+    Step.WAITING: ("the host waits", "it looks again"),
+    Step.REMOVED: ("the host has removed it", "the control plane takes note"),
+}
+
+
+def _working(server: Server) -> Why:
+    assert server.host is not None
+    seen, operation = server.seen, server.operation
+    since = operation.since if operation is not None else server.seen_at
+    limits = [operation.deadline] if operation is not None else []
+    if server.work_deadline is not None:
+        limits.append(server.work_deadline)
+    by = min(limits, default=server.host.seen + AWAY)
+    if seen is None:
+        taken = server.lease_incarnation is not None
+        reason = "the host has claimed the server" if taken else "the server was given to the host"
+        return Why(reason, "the host agent fetches the image and starts", _holder(server), since, by)
+    if seen.intent < server.intent:
+        return Why(
+            f"{_asked(operation.kind if operation else None)}; the host has not acted on it yet",
+            "the host agent hears of it, acts and reports",
+            _holder(server),
+            since,
+            by,
+        )
+    reason, following = _STEPS[seen.step]
+    if seen.trouble is not None:
+        reason = f"{reason}: {seen.trouble.reason}"
+    if isinstance(seen.guest, Gone) and seen.guest.last_error:
+        reason = f"{reason} (the last start failed: {seen.guest.last_error})"
+    return Why(reason, following, _holder(server), since, by)
+
+
+def _asked(kind: OperationKind | None) -> str:
+    match kind:
+        case OperationKind.STOP:
+            return "the server is to be stopped"
+        case OperationKind.START:
+            return "the server is to be started"
+        case OperationKind.REBOOT:
+            return "the server is to be rebooted"
+        case OperationKind.CREATE:
+            return "the server is to be built"
+        case OperationKind.DELETE:
+            return "the server is to be deleted"
+        case None:
+            return "something else is wanted of the server"
+        case _ as never:
+            assert_never(never)
+
+
+def _holder(server: Server) -> str:
+    if server.host is None:
+        return NOBODY
+    return f"host agent on {server.host.hostname}, incarnation {server.host.incarnation}"
+
+
+def _conditions(server: Server, now: Now) -> tuple[Condition, ...]:
+    if server.removed:
+        return ()
+    found: list[Condition] = []
+    if server.host is not None and now.lease >= server.host.seen + SILENT:
+        code = "host-away" if away(server, now) else "host-silent"
+        found.append(
+            Condition(
+                code, _quiet(server, now), "look at the host and its agent; no guest is touched meanwhile"
+            )
+        )
+    if server.seen is not None and server.seen.trouble is not None:
+        trouble = server.seen.trouble
+        found.append(Condition(trouble.code, trouble.reason, trouble.remedy))
+    if server.failure is not None:
+        found.append(Condition(server.failure.code, server.failure.reason, server.failure.remedy))
+    if server.operation is not None and now.lease > server.operation.deadline:
+        late = now.lease - server.operation.deadline
+        found.append(
+            Condition(
+                "overdue",
+                f"{_asked(server.operation.kind)}, and that is {late:.0f} s later than it should be",
+                "see the reason; delete is accepted at any time",
+            )
+        )
+    if server.work_deadline is not None and now.lease > server.work_deadline:
+        found.append(
+            Condition("stalled", f"the host has made no progress for {STALL:.0f} s", "look at the host's log")
+        )
+    return tuple(found)
