@@ -42,7 +42,8 @@ def merge(target: Path, entries: dict[str, dict[str, Any]]) -> bool:
     except FileNotFoundError:
         text = ""
     try:
-        content = yaml.safe_load(text) if text.strip() else {}
+        content = yaml.safe_load(text)
+        content = {} if content is None else content
     except yaml.YAMLError as error:
         raise CliError(f"{target} is not valid YAML ({_first_line(error)}); correct or remove it.") from None
     if not isinstance(content, dict) or not isinstance(content.get("clouds", {}) or {}, dict):

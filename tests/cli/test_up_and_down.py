@@ -1,0 +1,243 @@
+"""`unstuck` as its user meets it: real processes on a port of their own, guests that are files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from unstuck.runtime.locks import holder
+from unstuck.runtime.processes import ProcessId, end, lives
+from unstuck.runtime.state import State
+
+DEADLINE = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Poll for something that another process does, under a deadline far away."""
+    end_of_patience = time.monotonic() + DEADLINE
+    while time.monotonic() < end_of_patience:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+class Cli:
+    """The command, with a state folder and a home of its own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.home = tmp_path / "home"
+        self.home.mkdir()
+        self.state = State(tmp_path / "state")
+        self.port = free_port()
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK", "OS_"))}
+        self.environment = {**kept, "HOME": str(self.home), "UNSTUCK_STATE": str(self.state.root)}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "unstuck.cli.main", *words]
+
+    def run(self, *words: str, code: int = 0, **environment: str) -> str:
+        done = subprocess.run(
+            self.command(*words), env={**self.environment, **environment}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    def up(self, **environment: str) -> str:
+        words = ("up", "--detach", "--driver", "instant", "--port", str(self.port))
+        return self.run(*words, **environment)
+
+    def holders(self) -> dict[str, ProcessId | None]:
+        locks = {
+            "supervisor": self.state.supervisor_lock,
+            "control": self.state.control_lock,
+            "host": self.state.host_lock,
+        }
+        return {name: holder(path) for name, path in locks.items()}
+
+    def clean_up(self) -> None:
+        """Only what we started, by verified identity."""
+        for name in ("supervisor", "host", "control"):
+            found = self.holders()[name]
+            if found is not None:
+                end(found, signal.SIGKILL, 10.0)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    made = Cli(tmp_path)
+    yield made
+    made.clean_up()
+
+
+def healthy(cli: Cli) -> bool:
+    try:
+        answer = httpx2.get(f"http://127.0.0.1:{cli.port}/healthz", timeout=5.0, trust_env=False)
+    except httpx2.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+def test_up_status_doctor_down(cli: Cli) -> None:
+    said = cli.up()
+    assert f"Unstuck is up at http://127.0.0.1:{cli.port}" in said
+    assert "OS_CLOUD=unstuck" in said
+    names = yaml.safe_load((cli.home / ".config/openstack/clouds.yaml").read_text())["clouds"]
+    assert names.keys() == {"unstuck", "unstuck-admin"}
+    first = cli.holders()
+    assert all(first.values())
+    assert "up already" in cli.up()
+    assert cli.holders() == first
+
+    status = json.loads(cli.run("status", "-o", "json"))
+    assert status["servers"] == []
+    assert [host["state"] for host in status["hosts"]] == ["up"]
+    assert "0 servers on 1 hosts" in cli.run("status")
+    doctor = json.loads(cli.run("doctor", "-o", "json"))
+    assert doctor["ok"]
+    assert doctor["differences"] == []
+    assert "host agent starts" in cli.run("logs", "host")
+    assert "no server nobody" in cli.run("explain", "server", "nobody", code=1)
+
+    assert "Guests go on running" in cli.run("down")
+    assert not any(cli.holders().values())
+    assert "was not running" in cli.run("down")
+    assert "does not answer" in cli.run("status", code=1)
+    cli.run("doctor")  # with the control plane down it reads the store itself
+
+    assert f"http://127.0.0.1:{cli.port}" in cli.up()
+    cli.run("down", "--guests")
+
+
+def test_what_died_is_started_again(cli: Cli) -> None:
+    cli.up()
+    for name in ("control", "host"):
+        before = cli.holders()[name]
+        assert before is not None
+        end(before, signal.SIGKILL, 10.0)
+        until(lambda name=name, before=before: cli.holders()[name] not in (None, before))
+    until(lambda: healthy(cli))
+    assert json.loads(cli.run("doctor", "-o", "json"))["ok"]
+
+
+def test_a_new_supervisor_adopts_what_runs(cli: Cli) -> None:
+    cli.up()
+    first = cli.holders()
+    assert first["supervisor"] is not None
+    assert first["control"] is not None
+    end(first["supervisor"], signal.SIGKILL, 10.0)
+    assert lives(first["control"])
+    cli.up()
+    second = cli.holders()
+    assert (second["control"], second["host"]) == (first["control"], first["host"])
+    assert second["supervisor"] != first["supervisor"]
+    cli.run("down")
+    assert not any(cli.holders().values())
+
+
+def test_secrets_are_private_and_in_no_argument(cli: Cli) -> None:
+    cli.up()
+    secrets = [path.read_text() for path in cli.state.secrets.iterdir()]
+    secrets.append((cli.state.host / "secret").read_text())
+    for path in [*cli.state.secrets.iterdir(), cli.state.host / "secret"]:
+        assert path.stat().st_mode & 0o077 == 0
+    for found in cli.holders().values():
+        assert found is not None
+        arguments = Path(f"/proc/{found.pid}/cmdline").read_text()
+        assert not any(secret in arguments for secret in secrets)
+    logs = "".join(path.read_text() for path in cli.state.logs.iterdir())
+    assert not any(secret in logs for secret in secrets)
+
+
+def test_in_the_foreground_an_interrupt_ends_it(cli: Cli) -> None:
+    child = subprocess.Popen(
+        cli.command("up", "--driver", "instant", "--port", str(cli.port)), env=cli.environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        if line.startswith("Ctrl-C"):
+            break
+    else:
+        pytest.fail("".join(lines))
+    child.send_signal(signal.SIGINT)
+    rest = child.stdout.read()
+    child.stdout.close()
+    assert child.wait(60) == 0
+    assert "guests go on running" in rest
+    assert not any(cli.holders().values())
+
+
+def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", cli.port))
+        taken.listen()
+        words = ("up", "--detach", "--driver", "instant", "--port", str(cli.port))
+        said = cli.run(*words, code=1)
+    assert f"127.0.0.1:{cli.port} cannot be used" in said
+    assert not any(cli.holders().values())
+    cli.up()
+
+
+def test_a_barrier_stops_one_process_and_its_successor_gets_by(cli: Cli) -> None:
+    cli.up()
+    cli.run("down")
+    environment = {**cli.environment, "UNSTUCK_STOP_AT": "control.heartbeat"}
+    child = subprocess.Popen(
+        cli.command("up", "--driver", "instant"), env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    marker = until(lambda: next(iter(cli.state.run.glob("stopped-*")), None))
+    assert marker.read_text() == "control.heartbeat\n"
+    host = cli.holders()["host"]
+    assert host is not None
+    assert marker.name == f"stopped-{host.pid}"
+    assert end(host, signal.SIGKILL, 10.0)
+    until(lambda: cli.holders()["host"] not in (None, host))
+    until(lambda: json.loads(cli.run("status", "-o", "json"))["hosts"][0]["state"] == "up")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("status",), 1, "no cloud in"),
+        (("logs",), 1, "is not there yet"),
+        (("up", "--port", "0"), 1, "a port is a number from 1 to 65535"),
+        (("up", "--driver", "magic"), 2, "unstuck --help"),
+        (("nonsense",), 2, "unstuck --help"),
+        (("explain", "server", "x"), 1, "no cloud in"),
+        (("down",), 0, "was not running"),
+        (("serve",), 78, "no cloud in"),
+        (("host",), 78, "no cloud in"),
+    ],
+)
+def test_without_a_cloud_a_sentence_says_so(
+    cli: Cli, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    assert sentence in cli.run(*words, code=code)
+    assert not cli.state.prepared()
