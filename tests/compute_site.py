@@ -13,7 +13,7 @@ from unstuck.store import flavors, images
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.identity import projects
 
-ACTIVE = "/compute/v2.1/servers"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f somebody"
 
 
 def add_image(tx: Tx, name: str, **more: Any) -> str:

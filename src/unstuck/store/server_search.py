@@ -13,7 +13,7 @@ from unstuck.core.server.names import is_literal, name_filter
 from unstuck.core.server.status import Status, status
 from unstuck.core.time import Now
 from unstuck.store.engine import Tx
-from unstuck.store.schema.compute import hosts, servers
+from unstuck.store.schema.compute import hosts, placements, servers
 from unstuck.store.server_lists import COLUMNS, ServerItem, addresses_of, item_from
 
 SORTABLE: Final[dict[str, sa.ColumnElement[Any]]] = {
@@ -51,6 +51,10 @@ EQUAL: Final[dict[str, sa.ColumnElement[Any]]] = {
     "access_ip_v4": servers.c.access_ipv4,
     "access_ip_v6": servers.c.access_ipv6,
 }
+
+_SOURCE = servers.outerjoin(
+    placements, sa.and_(placements.c.server_id == servers.c.id, placements.c.state == "live")
+).outerjoin(hosts, hosts.c.id == placements.c.host_id)
 
 
 class ServerFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,10 +130,8 @@ def _conditions(wanted: ServerFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _marker(tx: Tx, wanted: ServerFilter, order: list[tuple[Any, bool]]) -> tuple[Any, ...]:
-    query = (
-        COLUMNS.with_only_columns(*(column for column, _ in order), maintain_column_froms=True)
-        .where(servers.c.id == wanted.marker)
-    )  # fmt: skip
+    columns = (column.label(f"c{index}") for index, (column, _) in enumerate(order))
+    query = sa.select(*columns).select_from(_SOURCE).where(servers.c.id == wanted.marker)
     if wanted.project_id is not None:
         query = query.where(servers.c.project_id == wanted.project_id)
     row = tx.execute(query).first()
