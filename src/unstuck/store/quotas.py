@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Forbidden
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import servers
 from unstuck.store.schema.identity import projects
 
@@ -22,27 +23,35 @@ class Usage(msgspec.Struct, frozen=True):
 LIMITS: Final = Usage(instances=100, cores=200, ram=512 * 1024)
 
 
-def _number(key: str) -> sa.ColumnElement[int]:
-    number: sa.ColumnElement[int] = sa.cast(servers.c.flavor, sa.JSON)[key].as_integer()
-    return number
+class _Size(msgspec.Struct, frozen=True):
+    vcpus: int
+    ram: int
 
 
-_USED = sa.select(
-    sa.func.count().label("instances"),
-    sa.func.coalesce(sa.func.sum(_number("vcpus")), 0).label("cores"),
-    sa.func.coalesce(sa.func.sum(_number("ram")), 0).label("ram"),
-).where(servers.c.project_id == sa.bindparam("project"), sa.not_(servers.c.removed))
+_size = msgspec.json.Decoder(_Size)
+# Grouped, so that there is a row per flavor and not per server; JSON is read here, not in two dialects.
+_USED = Prepared(
+    sa.select(servers.c.flavor, sa.func.count().label("instances"))
+    .where(servers.c.project_id == sa.bindparam("project"), sa.not_(servers.c.removed))
+    .group_by(servers.c.flavor)
+)
+_LOCK = Prepared(sa.select(projects.c.id).where(projects.c.id == sa.bindparam("project")).with_for_update())
 
 
 def usage(tx: Tx, project_id: str) -> Usage:
     """What a project's servers take up (removed ones do not count)."""
-    row = tx.execute(_USED, {"project": project_id}).one()
-    return Usage(int(row.instances), int(row.cores), int(row.ram))
+    instances = cores = ram = 0
+    for row in _USED.all(tx, project=project_id):
+        size = _size.decode(row.flavor)
+        instances += row.instances
+        cores += row.instances * size.vcpus
+        ram += row.instances * size.ram
+    return Usage(instances, cores, ram)
 
 
 def lock_project(tx: Tx, project_id: str) -> None:
     """One request at a time counts and inserts: a statement of its own, before the count."""
-    tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update())
+    _LOCK.first(tx, project=project_id)
 
 
 def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb: int) -> int:
