@@ -79,11 +79,14 @@ def test_children_do_not_inherit_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = FileLock(path)
     lock.acquire()
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+    code = "import time; print('there', flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], close_fds=False, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "there\n"
     lock.release()
-    assert holder(path) is None
-    child.kill()
-    child.wait(10)
+    found = holder(path)
+    finish(child)
+    assert found is None
 
 
 def test_ending_is_by_identity(tmp_path: Path) -> None:

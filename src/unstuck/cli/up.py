@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 import signal
@@ -12,14 +13,13 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx2
 import msgspec
 from cyclopts import Parameter
 
-from unstuck.cli import clouds, tiny
-from unstuck.cli.cloud import connect
+from unstuck.cli import clouds
 from unstuck.cli.errors import CliError
 from unstuck.cli.supervisor import Supervisor, failed_file, last_reason
+from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import Held, holder
 from unstuck.runtime.processes import ProcessId, end_for_sure
 from unstuck.runtime.state import State, StateError, default_state, prepare
@@ -154,11 +154,15 @@ class Waiter:
     def _answers(self) -> bool:
         if not _is_ready(self._state.control_lock, self._state.control_ready):
             return False
+        found = self._state.read()
+        connection = http.client.HTTPConnection(found.address, found.port, timeout=3.0)
         try:
-            answer = httpx2.get(f"{self._state.url()}/healthz", timeout=3.0, trust_env=False)
-        except httpx2.TransportError:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
             return False
-        return answer.status_code == 200
+        finally:
+            connection.close()
 
     def _check_failures(self) -> None:
         for role, what in (("control", "The control plane"), ("host", "The host agent")):
@@ -203,12 +207,25 @@ def _welcome(state: State, clouds_yaml: bool) -> None:
         changed = clouds.merge(target, entries)
         print(f"{target} {'now names' if changed else 'names'} it: unstuck (demo) and unstuck-admin.")
     print("Use it:  export OS_CLOUD=unstuck;  openstack image list")
-    folder = tiny.built(state)
-    if folder is not None:
-        with connect(state) as cloud:
-            if tiny.upload(cloud, folder):
-                print("Uploaded the image `tiny`.")
+    _upload_once(state)
     sys.stdout.flush()
+
+
+def _upload_once(state: State) -> None:
+    """The tiny image, where it is built. Whoever deletes it later does not get it back."""
+    done = state.root / "tiny-uploaded"
+    if done.exists():
+        return
+    from unstuck.cli import tiny
+    from unstuck.cli.cloud import connect
+
+    folder = tiny.built(state)
+    if folder is None:
+        return
+    with connect(state) as cloud:
+        if tiny.upload(cloud, folder):
+            print("Uploaded the image `tiny`.")
+    write_whole(done, b"")
 
 
 def end_supervisor(state: State) -> bool:

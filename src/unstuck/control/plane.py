@@ -27,7 +27,7 @@ from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
 from unstuck.runtime.state import State
 from unstuck.store.engine import Store
-from unstuck.store.migrate import ensure_schema
+from unstuck.store.migrate import ensure_schema_apart
 
 log = structlog.get_logger(__name__)
 
@@ -133,7 +133,7 @@ def serve(
     """Open the store, make it complete, and run until told to end."""
     store = Store(store_url)
     try:
-        ensure_schema(store)
+        ensure_schema_apart(store, store_url)
         set_up(store, state, network=network)
         work = run(state, store, listener, Settings(state_dir=state.root, public_url=public_url), url)
         try:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -136,7 +136,9 @@ async def run(state: State, url: str, driver_name: str) -> int:
     control = HttpControl(url, identity.host_id, identity.secret, on_registered=_tell(state))
     accelerator, version = "none", "1"
     if driver_name == "qemu":
-        accelerator, version = await asyncio.to_thread(_accelerator), await asyncio.to_thread(_qemu_version)
+        accelerator, version = await asyncio.gather(
+            asyncio.to_thread(_accelerator), asyncio.to_thread(_qemu_version)
+        )
     driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
     known = facts(state.host, identity.machine_id, driver_name, accelerator, version)
     agent = Agent(port, control, driver, known, secrets.token_hex(16))
@@ -194,20 +196,13 @@ def main(argv: list[str] | None = None) -> int:
         log.error("host agent cannot start", reason=f"{state.host} is missing; `unstuck up` makes it")
         return EXIT_STATE
     try:
-        return _run(run(state, url, driver))
+        # Not uvloop: it breaks on a helper that ends before it has read its input.
+        return asyncio.run(run(state, url, driver))
     except StateError as error:
         log.error("host agent cannot start", reason=str(error))
         return EXIT_STATE
     finally:
         lock.release()
-
-
-def _run(work: Any) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return int(asyncio.run(work))
-    return int(uvloop.run(work))
 
 
 if __name__ == "__main__":

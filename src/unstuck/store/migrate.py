@@ -15,6 +15,7 @@ from unstuck.store.engine import Store
 HEAD: Final = "0001"
 """The newest revision in ``migrations/versions``; a test holds the two together."""
 
+_VARIABLE: Final = "UNSTUCK_STORE"
 FOLDER: Final = Path(__file__).parent / "migrations"
 
 
@@ -47,6 +48,24 @@ def ensure_schema(store: Store) -> bool:
     return True
 
 
+def ensure_schema_apart(store: Store, url: str) -> None:
+    """The same, but Alembic runs in a process of its own: its memory would stay with a control plane for
+    as long as it lives. The URL goes by the environment, because it may hold a password."""
+    if schema_version(store) == HEAD:
+        return
+    import os
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "unstuck.store.migrate", "upgrade"], env={**os.environ, _VARIABLE: url},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise SchemaError(said[-1] if said else f"the migration ended with {done.returncode}")
+
+
 def configuration(connection: sa.Connection) -> Any:
     """Alembic's configuration for one connection; there is no ini file to get lost."""
     from alembic.config import Config
@@ -57,24 +76,41 @@ def configuration(connection: sa.Connection) -> Any:
     return config
 
 
-def main() -> None:
-    """``python -m unstuck.store.migrate MESSAGE``: write the next revision from the difference between
-    the newest one and the tables in ``schema/``. Look at it before committing; then set :data:`HEAD`."""
-    import sys
-
+def write_revision(message: str) -> None:
+    """Write the next revision from the difference between the newest one and the tables in ``schema/``."""
     from alembic import command
 
     store = Store("sqlite://")
     with store.engine.connect() as connection:
         config = configuration(connection)
-        if any((FOLDER / "versions").glob("[0-9]*.py")):
-            command.upgrade(config, "head")
         number = 1 + len(list((FOLDER / "versions").glob("[0-9]*.py")))
-        command.revision(
-            config, message=" ".join(sys.argv[1:]) or "schema", autogenerate=True, rev_id=f"{number:04d}"
-        )
+        if number > 1:
+            command.upgrade(config, "head")
+        command.revision(config, message=message, autogenerate=True, rev_id=f"{number:04d}")
     store.close()
 
 
+def main(argv: list[str]) -> int:
+    """``python -m unstuck.store.migrate upgrade`` (the URL in ``UNSTUCK_STORE``), or ``… revision MESSAGE``:
+    look at what it wrote before committing it, and set :data:`HEAD`."""
+    import os
+    import sys
+
+    if argv[:1] == ["revision"]:
+        write_revision(" ".join(argv[1:]) or "schema")
+        return 0
+    store = Store(os.environ[_VARIABLE])
+    try:
+        ensure_schema(store)
+    except SchemaError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        store.close()
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

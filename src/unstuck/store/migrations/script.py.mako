@@ -1,5 +1,7 @@
 """${message}"""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import sqlalchemy as sa
