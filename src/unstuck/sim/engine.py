@@ -167,7 +167,7 @@ class Engine:
 
     def __init__(self, seed: int | None) -> None:
         self.now = 1_000_000.0
-        self.random = random.Random(seed)
+        self.random = random.Random(0 if seed is None else seed)
         self.fair = seed is None
         self.processes: list[Process] = []
         self.tasks_started = 0
@@ -305,7 +305,8 @@ class Engine:
         if fault is Fault.ANSWER_LOST:
             task.result = (False, self.lost())
         if fault is Fault.REPEATED:
-            self.at(self.random.choice((0.1, 3.0, 40.0)), lambda: self._repeat(effect))
+            delay = 3.0 if self.fair else self.random.choice((0.1, 3.0, 40.0))
+            self.at(delay, lambda: self._repeat(effect))
         return not process.dead
 
     def _repeat(self, effect: Effect) -> None:

@@ -55,7 +55,9 @@ class Truth(Watch):
             self.fail(f"the recorded disk of {want.server_id} was made again, empty")
 
     def removing(self, host: SimHost, want: Want) -> None:
-        """Only what its user deleted is removed."""
+        """Only what its user deleted is removed, and never under a living guest."""
+        if want.server_id in host.guests:
+            self.fail(f"the folder of {want.server_id} was removed under its living guest")
         server = self._server(want.server_id)
         if server is None or not server.deleted:
             self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")

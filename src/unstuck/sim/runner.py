@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 BOUND = 180.0
 """Virtual seconds after the last fault within which everything has to be at rest (decisions: numbers)."""
-PATIENCE = 900.0
+PATIENCE = 1800.0
 """Virtual seconds after which a user's script that still waits counts as a violation."""
 
 FaultPlan = dict[int, Fault | None]
@@ -332,6 +332,13 @@ class SimUser:
                 return
             await self.wait(1.0)
         self._run.truth.fail(f"the power-off of {name} was not respected")
+
+    async def host_dies(self, seconds: float) -> None:
+        """The agents end; their guests run on; ``seconds`` later the agents are started again."""
+        run = self._run
+        for host in run.hosts:
+            run.agents[host.id].kill()
+            run.engine.at(seconds, functools.partial(run.boot_agent, host))
 
     def _status(self, name: str) -> str:
         return self._run.store.read(_shown, name)

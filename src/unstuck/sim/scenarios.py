@@ -21,6 +21,8 @@ class User(Protocol):
 
     async def power_off_inside(self, name: str) -> None: ...
 
+    async def host_dies(self, seconds: float) -> None: ...
+
     async def until(self, name: str, *statuses: str) -> None: ...
 
     async def wait(self, seconds: float) -> None: ...
@@ -45,6 +47,12 @@ async def create_and_delete(user: User) -> None:
 async def delete_while_building(user: User) -> None:
     await user.create("a")
     await user.wait(1.0)
+    await user.delete("a")
+
+
+async def delete_while_starting(user: User) -> None:
+    await user.create("a")
+    await user.wait(2.0)
     await user.delete("a")
 
 
@@ -107,6 +115,26 @@ async def two_at_once(user: User) -> None:
     await user.reboot("a", soft=False)
 
 
+async def delete_on_a_dead_host(user: User) -> None:
+    """The host falls silent with the guest running; the user deletes; the host comes back much later."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.host_dies(150.0)
+    await user.wait(70.0)
+    await user.delete("a")
+    await user.until("a", "DELETED")
+    await user.create("b")
+
+
+async def host_dies_in_delete(user: User) -> None:
+    """The delete is accepted and its host falls silent: the user does not wait for that host."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.delete("a")
+    await user.host_dies(700.0)
+    await user.until("a", "DELETED")
+
+
 async def whole_life(user: User) -> None:
     await stop_and_start(user)
     await user.reboot("a", soft=True)
@@ -122,6 +150,7 @@ SCENARIOS: dict[str, Script] = {
         create,
         create_and_delete,
         delete_while_building,
+        delete_while_starting,
         delete_at_once,
         stop,
         stop_and_start,
@@ -130,6 +159,8 @@ SCENARIOS: dict[str, Script] = {
         power_off_inside,
         delete_while_stopping,
         two_at_once,
+        delete_on_a_dead_host,
+        host_dies_in_delete,
         whole_life,
     )
 }

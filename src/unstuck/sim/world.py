@@ -46,6 +46,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 FETCH_SECONDS = 1.5
+FORK_SECONDS = 2.5
+"""How long a cut start hangs between fork and exec: longer than an agent takes to come back."""
 STRANGER = "a-guest-that-nobody-told-us-of"
 
 
@@ -182,7 +184,7 @@ class SimDriver:
         folder.data = True
         guest = self._host.guests[want.server_id] = SimGuest(edge=want.edge, forked=self.cutting)
         if guest.forked:
-            self._host.engine.at(0.4, lambda: setattr(guest, "forked", False))
+            self._host.engine.at(FORK_SECONDS, lambda: setattr(guest, "forked", False))
 
     async def power_down(self, want: Want) -> None:
         guest = self._host.guests.get(want.server_id)

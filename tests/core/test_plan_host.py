@@ -1,0 +1,184 @@
+"""The host's planner, cell by cell: what is wanted x what is seen -> what is done."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from unstuck.core.server.data import (
+    Fence,
+    FetchFailed,
+    Fetching,
+    Flavor,
+    Gone,
+    Guest,
+    Images,
+    Missing,
+    Mute,
+    Off,
+    Paused,
+    Power,
+    Ready,
+    Running,
+    Spec,
+    Step,
+    Thing,
+    Unclear,
+    View,
+    Want,
+)
+from unstuck.core.server.host import Act, Decision, Do, Hold, Rest, plan_host
+
+P, A, U = Thing.PRESENT, Thing.ABSENT, Thing.UNKNOWN
+SPEC = Spec("a", "a", "p", "nova", Flavor(1, 64, 1), ())
+ON = Want(
+    server_id="a",
+    fence=Fence(1, 1),
+    nonce="n",
+    version=1,
+    intent=5,
+    power=Power.ON,
+    edge=3,
+    soft=False,
+    patience=0.0,
+    gone=False,
+    disk_recorded=True,
+    spec=SPEC,
+)
+WANTS = {
+    "on": ON,
+    "reboot hard": msgspec.structs.replace(ON, edge=4),
+    "reboot soft": msgspec.structs.replace(ON, edge=4, soft=True, patience=30.0),
+    "reboot soft, overdue": msgspec.structs.replace(ON, edge=4, soft=True),
+    "off": msgspec.structs.replace(ON, power=Power.OFF, patience=30.0),
+    "off, overdue": msgspec.structs.replace(ON, power=Power.OFF),
+    "gone": msgspec.structs.replace(ON, gone=True),
+}
+GUESTS: dict[str, Guest] = {
+    "running": Running(3),
+    "paused": Paused(3),
+    "off": Off(3),
+    "mute": Mute(3),
+    "absent": Gone(),
+    "failing": Gone(starts=5),
+    "unknown": Unclear("?"),
+}
+WHOLE = View(guest=Gone(), images=Ready(), disk=P, nics=P, folder=P)
+
+TABLE = {
+    "on": "rest rest rest hold start hold hold",
+    "reboot hard": "quit quit quit quit start hold hold",
+    "reboot soft": "power_down quit quit quit start hold hold",
+    "reboot soft, overdue": "quit quit quit quit start hold hold",
+    "off": "power_down quit quit quit rest rest hold",
+    "off, overdue": "quit quit quit quit rest rest hold",
+    "gone": "quit quit quit quit remove_nics remove_nics hold",
+}
+CELLS = [
+    (wanted, seen, expected)
+    for wanted, row in TABLE.items()
+    for seen, expected in zip(GUESTS, row.split(), strict=True)
+]
+
+
+def word(decision: Decision) -> str:
+    match decision:
+        case Act(do, _, _):
+            return do.value
+        case Hold():
+            return "hold"
+        case Rest():
+            return "rest"
+
+
+@pytest.mark.parametrize(("wanted", "seen", "expected"), CELLS)
+def test_each_want_and_guest_has_its_decision(wanted: str, seen: str, expected: str) -> None:
+    view = msgspec.structs.replace(WHOLE, guest=GUESTS[seen])
+    assert word(plan_host(WANTS[wanted], view)) == expected
+
+
+NEW = msgspec.structs.replace(ON, disk_recorded=False)
+RAISE: list[tuple[str, Want, dict[str, object], str]] = [
+    ("fetch first", NEW, {"disk": A, "images": Missing(), "nics": A}, "fetch"),
+    ("wait for the fetch", NEW, {"disk": A, "images": Fetching(1, 2)}, "hold"),
+    ("fetch again", NEW, {"disk": A, "images": FetchFailed("cut off", final=False)}, "fetch"),
+    ("an image that cannot be used", NEW, {"disk": A, "images": FetchFailed("gone", final=True)}, "hold"),
+    ("make the disk", NEW, {"disk": A}, "make_disk"),
+    ("adopt and record the disk", NEW, {"disk": P}, "record_disk"),
+    ("the base of a disk that is there", ON, {"disk": P, "images": Missing()}, "fetch"),
+    ("a recorded disk that is missing", ON, {"disk": A}, "hold"),
+    ("a recorded disk that cannot be seen", ON, {"disk": U}, "hold"),
+    ("a new disk that cannot be seen", NEW, {"disk": U}, "hold"),
+    ("make the ports", ON, {"nics": A}, "make_nics"),
+    ("ports that cannot be seen", ON, {"nics": U}, "hold"),
+    ("everything is there", ON, {}, "start"),
+]
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), RAISE, ids=[row[0] for row in RAISE])
+def test_a_guest_is_brought_up_step_by_step(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
+REMOVE: list[tuple[dict[str, object], str]] = [
+    ({"nics": P, "folder": P}, "remove_nics"),
+    ({"nics": U, "folder": P}, "hold"),
+    ({"nics": A, "folder": P}, "remove_folder"),
+    ({"nics": A, "folder": U}, "hold"),
+    ({"nics": A, "folder": A}, "rest"),
+]
+
+
+@pytest.mark.parametrize(("seen", "expected"), REMOVE)
+def test_a_deleted_server_goes_piece_by_piece(seen: dict[str, object], expected: str) -> None:
+    decision = plan_host(WANTS["gone"], msgspec.structs.replace(WHOLE, **seen))
+    assert word(decision) == expected
+    if isinstance(decision, Rest):
+        assert decision.step is Step.REMOVED
+
+
+IMAGES: list[Images] = [Ready(), Missing(), Fetching(0, 1), FetchFailed("x", False), FetchFailed("x", True)]
+EVERYTHING = [
+    (msgspec.structs.replace(want, disk_recorded=recorded), View(guest, images, disk, nics, folder))
+    for want in WANTS.values()
+    for recorded in (True, False)
+    for guest in GUESTS.values()
+    for images, disk, nics, folder in itertools.product(IMAGES, Thing, Thing, Thing)
+]
+
+
+def test_the_planner_is_total_and_keeps_the_laws() -> None:
+    """Over every cell there is: unknown destroys nothing, data is made once, nothing starts twice."""
+    for want, view in EVERYTHING:
+        decision = plan_host(want, view)
+        does = decision.do if isinstance(decision, Act) else None
+        if isinstance(view.guest, Unclear):
+            assert does is None, (want, view)
+        if does is Do.MAKE_DISK:
+            assert view.disk is A
+            assert not want.disk_recorded
+            assert not want.gone
+        if does is Do.START:
+            assert isinstance(view.guest, Gone)
+            assert (view.disk, view.nics, want.disk_recorded) == (P, P, True)
+            assert want.power is Power.ON
+            assert not want.gone
+        if does in (Do.REMOVE_NICS, Do.REMOVE_FOLDER):
+            assert want.gone
+            assert isinstance(view.guest, Gone)
+        if does is Do.REMOVE_FOLDER:
+            assert view.folder is P
+        if does is Do.QUIT and not want.gone and want.power is Power.ON:
+            assert want.edge > 3, "a guest that is wanted is never ended"
+
+
+def test_a_trouble_always_names_reason_and_remedy() -> None:
+    for want, view in EVERYTHING:
+        decision = plan_host(want, view)
+        if isinstance(decision, Hold) and decision.trouble is not None:
+            assert decision.trouble.reason
+            assert decision.trouble.remedy
