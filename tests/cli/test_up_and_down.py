@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import httpx2
 import pytest
 import yaml
 
+from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end, lives
 from unstuck.runtime.state import State
@@ -220,6 +222,89 @@ def test_a_barrier_stops_one_process_and_its_successor_gets_by(cli: Cli) -> None
     until(lambda: json.loads(cli.run("status", "-o", "json"))["hosts"][0]["state"] == "up")
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
+
+
+def fake_tiny(folder: Path) -> Path:
+    """What `unstuck image build` leaves, with other bytes in it."""
+    folder.mkdir()
+    files = {}
+    for role, name, disk_format in (
+        ("kernel", "vmlinux", "aki"), ("ramdisk", "initrd", "ari"), ("disk", "disk.raw", "raw"),
+    ):  # fmt: skip
+        data = role.encode() * 1000
+        (folder / name).write_bytes(data)
+        files[role] = {
+            "name": name, "disk_format": disk_format, "size": len(data),
+            "container_format": "bare" if disk_format == "raw" else disk_format,
+            "sha512": hashlib.sha512(data).hexdigest(),
+        }  # fmt: skip
+    manifest = {"format": 1, "name": "x", "cmdline": "quiet", "min_ram": 64, "sources": "", "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def create(cloud: Cloud, name: str) -> str:
+    images = {item["name"]: item for item in cloud.get("/image/v2/images")["images"]}
+    flavors = cloud.get("/compute/v2.1/flavors/detail", headers=COMPUTE)["flavors"]
+    flavor = min(flavors, key=lambda item: (item["ram"], item["id"]))
+    body = {
+        "name": name, "imageRef": images["tiny"]["id"], "flavorRef": flavor["id"], "networks": "auto",
+    }  # fmt: skip
+    answer = cloud.ask("POST", "/compute/v2.1/servers", json={"server": body}, headers=COMPUTE)
+    return str(answer.json()["server"]["id"])
+
+
+def test_servers_outlive_everything_else(cli: Cli, tmp_path: Path) -> None:
+    tiny = str(fake_tiny(tmp_path / "tiny"))
+    assert "Uploaded the image `tiny`" in cli.up(UNSTUCK_TINY=tiny)
+
+    def statuses() -> dict[str, str]:
+        return {
+            item["name"]: item["status"] for item in json.loads(cli.run("status", "-o", "json"))["servers"]
+        }
+
+    with connect(cli.state) as cloud:
+        names = {item["name"] for item in cloud.get("/image/v2/images")["images"]}
+        assert names == {"tiny", "tiny-kernel", "tiny-ramdisk"}
+        server_id = create(cloud, "web")
+    until(lambda: statuses() == {"web": "ACTIVE"})
+    marker = cli.state.host / "servers" / server_id / "guest.json"
+    before = marker.read_bytes(), marker.stat().st_mtime_ns
+    assert "the guest runs" in cli.run("explain", "server", "web")
+    assert "instant guest web" in cli.run("logs", "web")
+    cli.run("down")
+    assert (marker.read_bytes(), marker.stat().st_mtime_ns) == before
+    cli.run("doctor")
+    assert "Uploaded" not in cli.up(UNSTUCK_TINY=tiny)
+    until(lambda: statuses() == {"web": "ACTIVE"})
+    assert (marker.read_bytes(), marker.stat().st_mtime_ns) == before  # adopted, not started again
+    cli.run("doctor")
+
+    with connect(cli.state) as cloud:
+        cloud.ask("DELETE", f"/compute/v2.1/servers/{server_id}", headers=COMPUTE)
+    until(lambda: not marker.parent.exists() and statuses() == {})
+    cli.run("doctor")
+
+
+def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
+    cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
+    with connect(cli.state) as cloud:
+        server_id = create(cloud, "web")
+    marker = cli.state.host / "servers" / server_id / "guest.json"
+    until(marker.exists)
+    stranger = cli.state.host / "servers" / "99999999-2222-4333-8444-555555555555"
+    stranger.mkdir()
+    found = json.loads(cli.run("doctor", "-o", "json", code=1))
+    assert [(item["kind"], item["what"]) for item in found["differences"]] == [
+        ("unknown-folder", stranger.name)
+    ]
+    assert stranger.exists()  # reported, never destroyed
+    stranger.rmdir()
+    assert "Ended 0 guests" in cli.run("down", "--guests")
+    assert "guest-missing" in cli.run("doctor", code=1)
+    assert not marker.exists()
+    cli.up()
+    until(marker.exists)  # what is wanted of it has not changed
 
 
 @pytest.mark.parametrize(
