@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import struct
+
 import pytest
 from driver_wants import NIC, SERVER, make_spec, make_want
 
@@ -9,6 +13,7 @@ from unstuck.core.server.data import Thing
 from unstuck.host.driver import DriverError
 from unstuck.host.networks import rules
 from unstuck.host.networks.bridge import Bridges, bridge_name, tap_name, tap_names
+from unstuck.host.networks.netlink import parse_link, read_link
 
 
 def test_names_fit_a_link_and_follow_from_the_ids() -> None:
@@ -41,6 +46,22 @@ def test_the_script_can_be_applied_again_and_leaves_other_guests_alone() -> None
     assert f'add element bridge unstuck sources {{ "unt1" . {NIC.mac} . 10.7.0.5 }}' in script
 
 
+def test_the_kernel_is_asked_for_one_link_and_says_which_there_is_none_of() -> None:
+    loopback = read_link("lo")
+    assert loopback is not None
+    assert (loopback.ifname, loopback.master, loopback.ifalias) == ("lo", None, "")
+    assert loopback.mtu > 0
+    assert read_link("unstuck-nothing") is None
+
+
+def test_an_answer_that_is_neither_a_link_nor_no_link_is_unknown() -> None:
+    refused = struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -errno.EPERM)
+    with pytest.raises(PermissionError):
+        parse_link(refused)
+    with pytest.raises(OSError, match="type 3"):
+        parse_link(struct.pack("=IHHII", 16, 3, 0, 1, 0))
+
+
 def test_entries_are_read_back() -> None:
     text = b"""{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "bridge", "handle": 3,
       "name": "sources", "elem": [{"concat": ["unt1", "52:54:00:11:11:11", "10.0.0.1"]}]}}]}"""
@@ -48,8 +69,6 @@ def test_entries_are_read_back() -> None:
 
 
 def test_without_root_ports_are_unknown_and_a_server_without_ports_runs() -> None:
-    import asyncio
-
     bridges = Bridges(root=False)
     assert asyncio.run(bridges.look(make_want())) == (Thing.PRESENT, "")
     with_port = make_want(spec=make_spec(nics=(NIC,)))

@@ -21,25 +21,12 @@ from unstuck.core.server.data import Nic, Thing, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.process import run
 from unstuck.host.networks import rules
+from unstuck.host.networks.netlink import Link, read_link
 from unstuck.host.networks.rules import BRIDGE, TAP, Source
 
 DEADLINE = 10.0
 NEEDS_ROOT = "networks need root"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-
-
-class Link(msgspec.Struct, frozen=True):
-    """A link as ``ip -j link`` shows it."""
-
-    ifname: str
-    flags: list[str] = []
-    mtu: int = 0
-    master: str | None = None
-    ifalias: str = ""
-
-    @property
-    def up(self) -> bool:
-        return "UP" in self.flags
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -102,23 +89,12 @@ def _is_server(link: Link, server_id: str) -> bool:
     return link.ifname.startswith(TAP) and _facts(link).get("server") == server_id
 
 
-async def _links(*select: str) -> list[Link]:
-    out = await run(["ip", "-j", "link", "show", *select], DEADLINE)
+async def _links() -> list[Link]:
+    out = await run(["ip", "-j", "link", "show"], DEADLINE)
     try:
         return msgspec.json.decode(out or b"[]", type=list[Link])
     except msgspec.DecodeError as error:
         raise DriverError(f"ip's answer cannot be read: {error}") from None
-
-
-async def _link(name: str) -> Link | None:
-    """One link, without listing all: this is on the path of every look."""
-    try:
-        found = await _links("dev", name)
-    except DriverError as error:
-        if "does not exist" in str(error):
-            return None
-        raise
-    return found[0] if found else None
 
 
 class Bridges:
@@ -129,15 +105,15 @@ class Bridges:
         self._lock = asyncio.Lock()
 
     async def look(self, want: Want) -> tuple[Thing, str]:
-        """All ports there, up and on their bridge: present. Raises :class:`DriverError` for unknown."""
+        """All ports there, up and on their bridge: present. Raises DriverError or OSError for unknown."""
         if want.gone:
             return await self._look_gone(want)
         if not want.spec.nics:
             return Thing.PRESENT, ""
         if not self._root:
             return Thing.UNKNOWN, NEEDS_ROOT
-        ports = zip(want.spec.nics, tap_names(want), strict=True)
-        seen = await asyncio.gather(*(_link(name) for _, name in ports))
+        names = tap_names(want)
+        seen = await asyncio.to_thread(lambda: [read_link(name) for name in names])
         for nic, link in zip(want.spec.nics, seen, strict=True):
             if link is not None and not _is_server(link, want.server_id):
                 return Thing.UNKNOWN, f"link {link.ifname} belongs to something else"
