@@ -16,7 +16,7 @@ _TOOL_SECONDS = 60
 
 @dataclass(frozen=True)
 class Kernel:
-    """What goes to QEMU's ``-kernel``; ``protocol`` is ``pvh`` or, if it could not be unpacked, ``bzimage``."""
+    """For QEMU's ``-kernel``; ``protocol`` is ``pvh`` or, if it could not be unpacked, ``bzimage``."""
 
     content: bytes
     protocol: str
