@@ -19,6 +19,7 @@ from unstuck.api.app import SERVICES, all_routes, create_app
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.control.collect import collect_forever
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
@@ -65,6 +66,8 @@ class ControlPlane:
     def __init__(self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket) -> None:
         self._port = port
         self._listener = listener
+        self._store = store
+        self._state_dir = settings.state_dir
         self._notifier = Notifier()
         self._extra: dict[str, Any] = {}
         app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
@@ -89,6 +92,7 @@ class ControlPlane:
                 "tick": self._controller.tick_forever(),
                 "servers": self._controller.servers_forever(),
                 "wake": self._pass_wakes("control"),
+                "collect": collect_forever(self._port, self._store, self._state_dir),
             }
         )
         await self._close(web)
