@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, NotFound
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import flavor_access, flavors
 
 _DEFAULTS = (
@@ -46,8 +48,10 @@ def ensure_default_flavors(tx: Tx) -> None:
         create_flavor(tx, FlavorRow(id=key, name=name, vcpus=vcpus, ram_mb=ram, disk_gb=disk))
 
 
-def _row(row: Any) -> FlavorRow:
-    values = dict(row._mapping)
+_ONE = Prepared(sa.select(flavors).where(flavors.c.id == sa.bindparam("flavor")))
+
+
+def _row(values: Mapping[Any, Any]) -> FlavorRow:
     return FlavorRow(**{**values, "extra_specs": _specs.decode(values["extra_specs"])})
 
 
@@ -64,15 +68,16 @@ def list_flavors(tx: Tx, project_id: str | None, *, public: bool | None) -> list
     query = sa.select(flavors).where(_visible(project_id)).order_by(flavors.c.id)
     if public is not None:
         query = query.where(flavors.c.is_public.is_(public))
-    return [_row(row) for row in tx.execute(query)]
+    return [_row(row._mapping) for row in tx.execute(query)]
 
 
 def get_flavor(tx: Tx, flavor_id: str, project_id: str | None) -> FlavorRow:
     """One flavor; raises :class:`NotFound`."""
-    row = tx.execute(sa.select(flavors).where(flavors.c.id == flavor_id, _visible(project_id))).first()
-    if row is None:
+    row = _ONE.first(tx, flavor=flavor_id)
+    hidden = row is not None and project_id is not None and not row.is_public
+    if row is None or (hidden and project_id not in _access(tx, flavor_id)):
         raise NotFound(f"Flavor {flavor_id} could not be found.")
-    return _row(row)
+    return _row(row._asdict())
 
 
 def create_flavor(tx: Tx, new: FlavorRow) -> FlavorRow:

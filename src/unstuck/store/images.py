@@ -11,7 +11,12 @@ import sqlalchemy as sa
 from unstuck.core.errors import Conflict, Forbidden, NotFound, TooLarge
 from unstuck.core.image import BootImage, Data, Image, for_boot, uploading, visible_to
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.images import images
+
+# Compiled once: every create of a server looks up to three images up.
+_LIVE = sa.select(images).where(images.c.id == sa.bindparam("image"), images.c.deleted_wall.is_(None))
+_ONE, _ONE_LOCKED = Prepared(_LIVE), Prepared(_LIVE.with_for_update())
 
 
 def _image(row: Any) -> Image:
@@ -63,8 +68,7 @@ def get_image(
     tx: Tx, image_id: str, *, project_id: str | None, admin: bool = False, lock: bool = False
 ) -> Image:
     """An image that the project may see; 404 otherwise. ``lock``: until the transaction's end."""
-    query = sa.select(images).where(images.c.id == image_id, images.c.deleted_wall.is_(None))
-    row = tx.execute(query.with_for_update() if lock else query).first()
+    row = (_ONE_LOCKED if lock else _ONE).first(tx, image=image_id)
     image = None if row is None else _image(row)
     if image is None or not visible_to(image, project_id, admin=admin):
         raise NotFound(f"No image found with ID {image_id}")

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Forbidden, NotFound
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import keypairs
 
 MAX_KEYPAIRS = 100
@@ -19,6 +20,13 @@ class Keypair(msgspec.Struct, frozen=True):
     public_key: str
     fingerprint: str
     created_wall: float = 0.0
+
+
+_ONE = Prepared(
+    sa.select(*(keypairs.c[name] for name in Keypair.__struct_fields__)).where(
+        keypairs.c.user_id == sa.bindparam("user"), keypairs.c.name == sa.bindparam("key")
+    )
+)
 
 
 def add_keypair(tx: Tx, new: Keypair) -> Keypair:
@@ -40,10 +48,8 @@ def add_keypair(tx: Tx, new: Keypair) -> Keypair:
 
 
 def find_keypair(tx: Tx, user_id: str, name: str) -> Keypair | None:
-    row = tx.execute(
-        sa.select(keypairs).where(keypairs.c.user_id == user_id, keypairs.c.name == name)
-    ).first()
-    return None if row is None else Keypair(**row._mapping)
+    row = _ONE.first(tx, user=user_id, key=name)
+    return None if row is None else Keypair(*row)
 
 
 def get_keypair(tx: Tx, user_id: str, name: str) -> Keypair:

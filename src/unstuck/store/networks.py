@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import socket
 import uuid
 from typing import Any
 
@@ -126,7 +127,8 @@ def _choose(subnet: Any, taken: set[str], address: str | None) -> str:
             raise NoMoreAddresses(f"Fixed IP address {address} is already in use or outside the pool.")
         return address
     for number in range(int(first), int(last) + 1):
-        candidate = str(ipaddress.ip_address(number))
+        # Not through ipaddress: a thousand addresses further on that alone would take some milliseconds.
+        candidate = socket.inet_ntoa(number.to_bytes(4, "big"))
         if candidate not in taken:
             return candidate
     raise NoMoreAddresses(f"No more IP addresses available on network {subnet.network_id}.")

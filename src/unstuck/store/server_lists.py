@@ -11,6 +11,7 @@ from unstuck.core.errors import NotFound
 from unstuck.core.server.data import BootImage, ImageRole, Server
 from unstuck.core.time import Now
 from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
 from unstuck.store.rows import JOINED, loaded_from
 from unstuck.store.schema.compute import servers
 from unstuck.store.schema.network import networks, ports
@@ -113,7 +114,16 @@ _PORTS = (
     .where(ports.c.server_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(ports.c.created_wall, ports.c.id)
 )
-_ONE = COLUMNS.where(servers.c.id == sa.bindparam("server_id"))
+_PORTS_OF_ONE = Prepared(
+    sa.select(networks.c.name, ports.c.address, ports.c.mac)
+    .join(networks, networks.c.id == ports.c.network_id)
+    .where(ports.c.server_id == sa.bindparam("server"))
+    .order_by(ports.c.created_wall, ports.c.id)
+)
+_ONE = Prepared(COLUMNS.where(servers.c.id == sa.bindparam("server")))
+_OWNER = Prepared(
+    sa.select(servers.c.project_id, servers.c.removed).where(servers.c.id == sa.bindparam("server"))
+)
 
 
 def addresses_of(tx: Tx, server_ids: list[str]) -> dict[str, tuple[Address, ...]]:
@@ -157,11 +167,11 @@ def item_from(row: Any, addresses: tuple[Address, ...]) -> ServerItem:
 
 def find_server(tx: Tx, server_id: str, project_id: str | None, *, removed: bool = False) -> ServerItem:
     """One server of a project (``None``: of any). A removed one is not there, unless ``removed`` says so."""
-    row = tx.execute(_ONE, {"server_id": server_id}).first()
+    row = _ONE.first(tx, server=server_id)
     hidden = row is None or (row.removed and not removed)
     if row is None or hidden or (project_id is not None and row.project_id != project_id):
         raise NotFound(f"Instance {server_id} could not be found.")
-    return item_from(row, addresses_of(tx, [server_id]).get(server_id, ()))
+    return item_from(row, tuple(Address(*port) for port in _PORTS_OF_ONE.all(tx, server=server_id)))
 
 
 def show_server(tx: Tx, server_id: str, project_id: str | None, *, removed: bool = False) -> Shown:
@@ -171,7 +181,6 @@ def show_server(tx: Tx, server_id: str, project_id: str | None, *, removed: bool
 
 def check_owner(tx: Tx, server_id: str, project_id: str | None) -> None:
     """404 unless the server is the project's (``None``: any) and not removed."""
-    query = sa.select(servers.c.project_id, servers.c.removed).where(servers.c.id == server_id)
-    row = tx.execute(query).first()
+    row = _OWNER.first(tx, server=server_id)
     if row is None or row.removed or (project_id is not None and row.project_id != project_id):
         raise NotFound(f"Instance {server_id} could not be found.")
