@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -163,8 +164,7 @@ class TestTokens:
 
     def test_a_token_ends_by_itself(self, cloud: Cloud, demo: Cloud) -> None:
         assert demo.get(f"{V3}/auth/projects").status_code == 200
-        real = cloud.store._wall
-        assert real is not None
+        real = cloud.store._wall or time.time
         cloud.store._wall = lambda: real() + 3601
         assert demo.get(f"{V3}/auth/projects").status_code == 401
 
