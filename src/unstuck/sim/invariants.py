@@ -11,6 +11,7 @@ from unstuck.sim.world import STRANGER, SimGuest, SimHost, Watch
 from unstuck.store.engine import Store, Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import load_server
+from unstuck.store.schema.compute import hosts as host_table
 from unstuck.store.schema.compute import operations, placements, servers
 from unstuck.store.schema.network import ports
 
@@ -74,6 +75,47 @@ _UNSETTLED = Prepared(
         + sa.select(sa.func.count()).where(placements.c.state == "tombstone").scalar_subquery()
     )
 )
+
+
+_ROWS = Prepared(
+    sa.select(
+        servers.c.id,
+        servers.c.power,
+        servers.c.intent,
+        servers.c.edge,
+        servers.c.deleted,
+        servers.c.removed,
+        servers.c.seen,
+        servers.c.disk_id,
+        servers.c.settled,
+        servers.c.lease_incarnation,
+        placements.c.state,
+        operations.c.id.label("operation"),
+        ports.c.address,
+    )
+    .outerjoin(placements, placements.c.server_id == servers.c.id)
+    .outerjoin(operations, sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open"))
+    .outerjoin(ports, ports.c.server_id == servers.c.id)
+    .order_by(servers.c.id)
+)
+_HEARD = Prepared(sa.select(host_table.c.id, host_table.c.seen, host_table.c.incarnation))
+
+
+def fingerprint(tx: Tx, hosts: list[SimHost]) -> int:
+    """A hash of store and world without their times; of a host's silence only how it is judged."""
+    lease = tx.now.lease
+    heard = [(row.id, row.incarnation, min(int((lease - row.seen) / 30), 2)) for row in _HEARD.all(tx)]
+    world = [
+        (
+            host.boot,
+            host.cached,
+            sorted(host.taps),
+            sorted(map(str, host.folders.items())),
+            sorted(map(str, host.guests.items())),
+        )
+        for host in hosts
+    ]
+    return hash(repr((_ROWS.all(tx), heard, world)))
 
 
 def unsettled(tx: Tx) -> int:

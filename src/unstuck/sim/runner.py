@@ -14,7 +14,7 @@ from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
-from unstuck.sim.invariants import Truth, differences, unsettled
+from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
 from unstuck.store import agents, clock, networks, servers
@@ -104,6 +104,7 @@ class Run:
         self.engine.tracing = tracing
         self.faults = faults
         self.names: list[tuple[str, str]] = []
+        self.marks: list[int] | None = None
         self.hosts = [SimHost(self.engine, host_id) for host_id in self.cloud.host_ids]
         self.truth = Truth(self.store, self.hosts)
         self.expected: dict[str, str] = {}
@@ -158,6 +159,9 @@ class Run:
 
     def _fault_at(self, number: int, process: Process, name: str) -> Fault | None:
         self.names.append((process.name.split("-")[0], name))
+        if self.marks is not None:
+            self.cloud.time = self.engine.now
+            self.marks.append(self.store.read(fingerprint, self.hosts))
         if number not in self.faults:
             return None
         possible = applicable(process.name, name)
@@ -384,6 +388,21 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
     )
     servers.insert_server(tx, new, caller)
     networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
+
+
+def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:
+    """The effects of a plain run that differ: (number, process, name).
+
+    Where the same process comes to the same effect in the same world once more (it waits, and only time
+    has passed), a crash there is the crash that was tried already.
+    """
+    run = Run(scenario, seed=None, faults={}, tracing=False)
+    run.marks = []
+    run.run()
+    first: dict[tuple[str, str, int], int] = {}
+    for number, ((process, name), mark) in enumerate(zip(run.names, run.marks, strict=True), start=1):
+        first.setdefault((process, name, mark), number)
+    return [(number, process, name) for (process, name, _), number in first.items()]
 
 
 def simulate(

@@ -144,6 +144,9 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
+SLOW = frozenset({"delete_on_a_dead_host", "host_dies_in_delete"})
+"""Scenarios in which nothing happens for minutes of virtual time."""
+
 SCENARIOS: dict[str, Script] = {
     script.__name__: script
     for script in (
