@@ -16,7 +16,7 @@ BOOT = "root=/dev/vda rw console=ttyS0 panic=5 quiet loglevel=3"
 # Emulated guests run no code of their own on the real CPU, so that the mitigations only cost (about a fifth
 # of the boot time).
 _ACCELERATORS = {
-    "tcg": (("-accel", "tcg,thread=multi,tb-size=128", "-cpu", "qemu64"), f"{BOOT} mitigations=off nokaslr"),
+    "tcg": (("-accel", "tcg,thread=multi,tb-size=128", "-cpu", "qemu64"), f"{BOOT} mitigations=off nokaslr cryptomgr.notests"),
     "kvm": (("-accel", "kvm", "-cpu", "host"), BOOT),
 }
 _SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"

@@ -208,7 +208,8 @@ async def run(argv: Sequence[str], deadline: float, stdin: bytes = b"", cwd: Pat
         child = await asyncio.create_subprocess_exec(
             *argv,
             cwd=cwd,
-            stdin=asyncio.subprocess.PIPE,
+            # A pipe that nobody reads raises under some event loops when the helper ends first.
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -217,7 +218,7 @@ async def run(argv: Sequence[str], deadline: float, stdin: bytes = b"", cwd: Pat
         raise DriverError(f"{argv[0]} is not installed") from None
     try:
         async with asyncio.timeout(deadline):
-            out, err = await child.communicate(stdin)
+            out, err = await child.communicate(stdin or None)
     except TimeoutError:
         raise DriverError(f"{argv[0]} did not end within {deadline:g} s") from None
     finally:
