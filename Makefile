@@ -20,12 +20,11 @@ setup: ## system packages, Python packages, guest image; fast when all is there
 demo: setup ## the two old faults, tried on a real cloud (ARGS= is passed on)
 	@scripts/in-netns $(BIN)/unstuck demo $(ARGS)
 
-test: setup check ## lint, types, layers and all tests but the slow ones
+test: setup check sim ## lint, types, layers, the simulation and all tests but the slow ones (8 to 10 minutes)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: setup check ## every test, then the long simulation
+test-all: setup check sim-long ## the long simulation, then every test
 	@$(PYTEST) $(ARGS)
-	@$(MAKE) --no-print-directory sim-long
 
 sim: setup ## a crash at every effect, then 20000 random schedules
 	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 20000
