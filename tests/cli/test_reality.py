@@ -60,3 +60,13 @@ def test_guests_of_the_instant_driver_are_markers() -> None:
     found = Reality(frozenset({ID}), (), frozenset({ID}), (), ())
     assert compare([ON], found, "instant") == []
     assert [item.kind for item in compare([OFF], found, "instant")] == ["guest-too-much"]
+
+
+def test_a_guest_that_cannot_be_asked_any_more_is_shown() -> None:
+    found = Reality(frozenset({ID}), (GUEST,), frozenset(), (TAP,), (), frozenset(), frozenset({ID}))
+    assert [difference.kind for difference in compare([ON], found, "qemu")] == ["socket-missing"]
+
+
+def test_a_folder_without_its_disk_is_shown() -> None:
+    found = Reality(frozenset({ID}), (GUEST,), frozenset(), (TAP,), (), frozenset({ID}), frozenset())
+    assert [difference.kind for difference in compare([ON], found, "qemu")] == ["disk-missing"]

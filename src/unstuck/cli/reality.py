@@ -60,6 +60,10 @@ class Reality(msgspec.Struct, frozen=True):
     instant: frozenset[str]
     taps: tuple[Tap, ...] | None
     parts: tuple[str, ...]
+    sockets: frozenset[str] | None = None
+    """Servers whose guest can be asked (QMP); None where nobody looked."""
+    disks: frozenset[str] | None = None
+    """Servers with a root disk; None where nobody looked."""
 
     def alive(self, driver: str) -> set[str]:
         """Servers with a guest."""
@@ -77,6 +81,8 @@ def look(state: State) -> Reality:
         taps=asyncio.run(_taps()),
         # While the agent runs, a part is a fetch under way; afterwards it is what a killed one left.
         parts=() if running else tuple(path.name for path in state.host.glob("images/*.part*")),
+        sockets=frozenset(path.parent.name for path in state.host.glob("servers/*/qmp.sock")),
+        disks=frozenset(path.parent.name for path in state.host.glob("servers/*/disk-*.qcow2")),
     )
 
 
@@ -104,6 +110,8 @@ def compare(expected: list[Expected], real: Reality, driver: str) -> list[Differ
         found += _gone(item, real, alive) if item.gone else _one(item, real, alive)
         if driver == "qemu" and item.server_id in alive and not item.gone:
             found += _ports(item, real)
+        if driver == "qemu" and not item.gone:
+            found += _files(item, real, alive)
     return found
 
 
@@ -165,6 +173,18 @@ def _one(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:
         if guest.server_id == item.server_id and guest.stopped:
             detail = f"somebody stopped process {guest.pid}"
             found.append(Difference("guest-frozen", _name(item), detail, f"kill -CONT {guest.pid}"))
+    return found
+
+
+def _files(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:
+    found = []
+    if real.sockets is not None and item.server_id in alive - real.sockets:
+        detail = "its guest runs, and the socket to ask it is gone"
+        found.append(Difference("socket-missing", _name(item), detail, "reboot the server hard"))
+    if real.disks is not None and item.disk_id is not None and item.server_id in real.folders - real.disks:
+        detail = "its folder is here, and the root disk in it is not"
+        remedy = "bring the disk back, or delete the server"
+        found.append(Difference("disk-missing", _name(item), detail, remedy))
     return found
 
 
