@@ -78,6 +78,11 @@ class Agent:
     def incarnation(self) -> int:
         return self._incarnation
 
+    @property
+    def caught_up(self) -> bool:
+        """It knows its world, and has reported every server of it since it started."""
+        return self._knows_world and self._held.keys() <= self._reported.keys()
+
     async def run(self) -> None:
         """Register, then work until superseded (then :class:`Superseded` is raised here or in a task)."""
         await self._register()
