@@ -37,6 +37,7 @@ from unstuck.core.server.data import (
 from unstuck.host.control import Refused, Superseded, Unreachable
 from unstuck.host.driver import DriverError
 from unstuck.store import agents
+from unstuck.store.clock import read_now
 from unstuck.store.engine import Store, Tx
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class MemoryStore(Store):
     def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.driver.execute("BEGIN IMMEDIATE")
         try:
-            answer = tx(Tx(self.connection, self._wall), *args, **kwargs)
+            answer = tx(Tx(self.connection, self._wall, read_now), *args, **kwargs)
         except BaseException:
             self.driver.execute("ROLLBACK")
             raise

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from unstuck.core.time import Now
-from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
+from unstuck.store.tx import Tx
 
 GAP = 5.0
 """Seconds between two ticks from which on the time between them counts as a gap."""

@@ -18,7 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
-from unstuck.core.time import Now
+from unstuck.store.clock import read_now
+from unstuck.store.tx import Tx
+
+__all__ = ["Store", "StoreUnavailable", "Tx"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,43 +32,6 @@ _RETRYABLE = {"40001", "40P01"}
 
 class StoreUnavailable(Exception):
     """The database did not answer; whether the transaction was committed is unknown."""
-
-
-class Tx:
-    """One transaction: a connection, and one reading of the clock."""
-
-    __slots__ = ("_now", "_wall", "conn")
-
-    def __init__(self, conn: sa.Connection, wall: Callable[[], float] | None) -> None:
-        self.conn = conn
-        self._wall = wall
-        self._now: Now | None = None
-
-    @property
-    def postgresql(self) -> bool:
-        return self.conn.dialect.name == "postgresql"
-
-    def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
-        return self.conn.execute(statement, parameters)
-
-    def cursor(self) -> Any:
-        """A cursor of the driver, in this very transaction (for :class:`Prepared`)."""
-        return self.conn.connection.cursor()
-
-    def wall(self) -> float:
-        """Seconds since the epoch by the store's clock, not the transaction's start."""
-        if self._wall is not None:
-            return self._wall()
-        return float(self.conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-
-    @property
-    def now(self) -> Now:
-        """Both times, read once per transaction."""
-        if self._now is None:
-            from unstuck.store.clock import read_now
-
-            self._now = read_now(self)
-        return self._now
 
 
 class Store:
@@ -119,7 +85,7 @@ class Store:
         for attempt in range(RETRIES):
             try:
                 with self.engine.begin() as conn:
-                    return tx(Tx(conn, self._wall), *args, **kwargs)
+                    return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
             except self._outages as error:
                 cause = getattr(error, "orig", error)
                 if getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
@@ -131,7 +97,7 @@ class Store:
         """Run ``tx`` as one read-only transaction in this thread."""
         try:
             with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
-                return tx(Tx(conn, self._wall), *args, **kwargs)
+                return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
         except self._outages as error:
             raise StoreUnavailable(str(getattr(error, "orig", error))) from error
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
-if TYPE_CHECKING:
-    from unstuck.store.engine import Tx
+from unstuck.store.tx import Tx
+
 
 Row = Any
 """A named tuple with the statement's columns."""

@@ -11,12 +11,14 @@ import msgspec
 from unstuck.core.server.data import Nic, Want
 
 BOOT = "root=/dev/vda rw console=ttyS0 panic=5 quiet loglevel=3"
+QUICK = "mitigations=off nokaslr cryptomgr.notests"
+"""What emulated CPUs need not do: about half a second of the boot."""
 """For every guest with a kernel of its own. A panic reboots, as a machine in a rack would."""
 
 # Emulated guests run no code of their own on the real CPU, so that the mitigations only cost (about a fifth
 # of the boot time).
 _ACCELERATORS = {
-    "tcg": (("-accel", "tcg,thread=multi,tb-size=128", "-cpu", "qemu64"), f"{BOOT} mitigations=off nokaslr cryptomgr.notests"),
+    "tcg": (("-accel", "tcg,thread=multi,tb-size=128", "-cpu", "qemu64"), f"{BOOT} {QUICK}"),
     "kvm": (("-accel", "kvm", "-cpu", "host"), BOOT),
 }
 _SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"

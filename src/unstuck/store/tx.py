@@ -1,0 +1,48 @@
+"""What a store function gets: one transaction, and one reading of the clock in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from unstuck.core.time import Now
+
+
+class Tx:
+    """One transaction: a connection, and one reading of the clock."""
+
+    __slots__ = ("_now", "_read_now", "_wall", "conn")
+
+    def __init__(
+        self, conn: sa.Connection, wall: Callable[[], float] | None, read_now: Callable[[Tx], Now]
+    ) -> None:
+        self.conn = conn
+        self._read_now = read_now
+        self._wall = wall
+        self._now: Now | None = None
+
+    @property
+    def postgresql(self) -> bool:
+        return self.conn.dialect.name == "postgresql"
+
+    def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
+        return self.conn.execute(statement, parameters)
+
+    def cursor(self) -> Any:
+        """A cursor of the driver, in this very transaction (for :class:`Prepared`)."""
+        return self.conn.connection.cursor()
+
+    def wall(self) -> float:
+        """Seconds since the epoch by the store's clock, not the transaction's start."""
+        if self._wall is not None:
+            return self._wall()
+        return float(self.conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+    @property
+    def now(self) -> Now:
+        """Both times, read once per transaction."""
+        if self._now is None:
+            self._now = self._read_now(self)
+        return self._now
