@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from unstuck.store.tx import Tx
 
-
 Row = Any
 """A named tuple with the statement's columns."""
 

@@ -11,9 +11,9 @@ import msgspec
 from unstuck.core.server.data import Nic, Want
 
 BOOT = "root=/dev/vda rw console=ttyS0 panic=5 quiet loglevel=3"
+"""For every guest with a kernel of its own. A panic reboots, as a machine in a rack would."""
 QUICK = "mitigations=off nokaslr cryptomgr.notests"
 """What emulated CPUs need not do: about half a second of the boot."""
-"""For every guest with a kernel of its own. A panic reboots, as a machine in a rack would."""
 
 # Emulated guests run no code of their own on the real CPU, so that the mitigations only cost (about a fifth
 # of the boot time).
