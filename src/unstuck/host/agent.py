@@ -226,6 +226,9 @@ class Agent:
         view = await self._port.effect("driver.look", lambda: self._driver.look(want))
         decision = plan_host(want, view)
         match decision:
+            case Act(Do.RECORD_DISK as do, step, _):
+                await self._act(want, view, do, step)
+                return await self._after_record(want.server_id, view)
             case Act(do, step, then):
                 await self._act(want, view, do, step)
                 return then
@@ -237,6 +240,18 @@ class Agent:
                 return RELOOK
             case _ as never:
                 assert_never(never)
+
+    async def _after_record(self, server_id: str, view: View) -> float:
+        """Recording changed nothing on the host: ports, which may be made again, need no new look."""
+        want = self._want(server_id)
+        if want is None:
+            return 0.0
+        match plan_host(want, view):
+            case Act(Do.MAKE_NICS as do, step, then):
+                await self._act(want, view, do, step)
+                return then
+            case _:
+                return 0.0  # anything else is decided on a look of its own
 
     async def _act(self, want: Want, view: View, do: Do, step: Step) -> None:
         await self._be_fresh()

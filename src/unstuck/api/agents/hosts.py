@@ -11,6 +11,7 @@ from unstuck.api.agents.guard import Refusal, body, guarded
 from unstuck.api.agents.images import image
 from unstuck.api.routes import Call, Query, Reply, Route, route
 from unstuck.core.agents import PROTOCOL, Answer, Claim, Heartbeat, Register, Report, Terms, World
+from unstuck.core.server.data import Observation, Off, Step
 from unstuck.store import agents
 from unstuck.store.engine import Tx
 
@@ -112,34 +113,39 @@ async def heartbeat(call: Call, host_id: str) -> Reply:
 @guarded
 async def world(call: Call, host_id: str) -> Reply:
     """At once when there is news or a question; else when somebody wakes this host, or time is over."""
-    query: WorldQuery = call.query
     open_polls = polls(call.app.extra)
     open_polls.enter(host_id)
     try:
-        await _wait_for_news(call, host_id, query, open_polls)
+        return Reply(await _wait_for_news(call, host_id, call.query, open_polls))
     finally:
         open_polls.leave(host_id)
-    answer: World = await call.store.run_read(agents.world, host_id, query.incarnation, query.since)
-    return Reply(answer)
 
 
-async def _wait_for_news(call: Call, host_id: str, query: WorldQuery, open_polls: Polls) -> None:
+async def _wait_for_news(call: Call, host_id: str, query: WorldQuery, open_polls: Polls) -> World:
     clock = asyncio.get_running_loop().time
     end = clock() + min(max(query.wait, 0.0), WAIT_MAX)
     key = f"host:{host_id}"
     while True:
         mark = call.app.notifier.version(key)  # before the look, so that nothing is missed after it
-        version, asked = await call.store.run_read(agents.world_version, host_id, query.incarnation)
         left = end - clock()
-        if version != query.since or asked or left <= 0 or open_polls.closing:
-            return
+        over = left <= 0 or open_polls.closing
+        found = await call.store.run_read(_news, host_id, query.incarnation, query.since, over)
+        if found is not None:
+            return found
         await call.app.notifier.wait(key, min(left, RECHECK), since=mark)
+
+
+def _news(tx: Tx, host_id: str, incarnation: int, since: int, over: bool) -> World | None:
+    """The world if there is news or a question in it, or if the wait is ``over``; in one transaction."""
+    version, asked = agents.world_version(tx, host_id, incarnation)
+    if version == since and not asked and not over:
+        return None
+    return agents.world(tx, host_id, incarnation, since)
 
 
 @guarded
 async def claim(call: Call, host_id: str) -> Reply:
     await call.store.run(agents.claim, host_id, await body(call, _claim))
-    call.app.notifier.wake("control")
     return Reply(status=204)
 
 
@@ -149,9 +155,18 @@ async def report(call: Call, host_id: str) -> Reply:
     if ask.disk_id is not None and len(ask.disk_id) > 128:
         raise Refusal(400, "invalid", "Invalid input: `disk_id` is longer than 128 characters.")
     await call.store.run(agents.report, host_id, ask)
-    call.app.notifier.wake("control")
+    if _concerns_control(ask.observation):
+        call.app.notifier.wake("control")
     call.app.notifier.wake(f"server:{ask.server_id}")
     return Reply(status=204)
+
+
+def _concerns_control(seen: Observation) -> bool:
+    """Whether the control loop may have something to do now: room or addresses are free, or it goes wrong.
+
+    Claims and a build's own progress leave it nothing that would not wait for its next look.
+    """
+    return seen.trouble is not None or seen.step is Step.REMOVED or isinstance(seen.guest, Off)
 
 
 @guarded
