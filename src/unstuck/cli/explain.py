@@ -89,4 +89,4 @@ def lines(answer: dict[str, Any], indent: str = "") -> list[str]:
 def _word(key: str, value: Any) -> str:
     if isinstance(value, float) and value > 1e9 and ("at" in key or "wall" in key or "since" in key):
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
-    return str(value)
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
