@@ -21,6 +21,7 @@ from unstuck.cli import guests, tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Reality, look
+from unstuck.cli.supervisor import identity_of
 from unstuck.runtime.barriers import VARIABLE
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end, end_for_sure
@@ -117,6 +118,16 @@ class World:
         found = {name: holder(lock) for name, lock in places.items()}
         return {name: process for name, process in found.items() if process is not None}
 
+    def named(self) -> list[ProcessId]:
+        """Python processes of ours by their command line: the folder's name is nobody else's."""
+        mark = f"\0--state\0{self.state.root}\0".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in entry.joinpath("cmdline").read_bytes():
+                    found.append(identity_of(int(entry.name)))
+        return [process for process in found if process is not None]
+
     def kill_all(self) -> dict[str, int]:
         """kill -9, the supervisor first so that it starts nothing again."""
         found = self.processes()
@@ -135,13 +146,16 @@ class World:
 
     def clean_up(self) -> None:
         """Everything that is ours, however far it came."""
-        for _ in range(2):  # twice: a supervisor that was just being started
-            for process in self.processes().values():
+        for _ in range(3):  # more than once: one that was just being started has no lock yet
+            for process in [*self.processes().values(), *self.named()]:
                 end_for_sure(process, 10.0)
         if self.state.host.exists():
             asyncio.run(guests.end_all(self.state, 0.0))
-        for name in _links():
-            subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
+        leftovers = [["ip", "link", "del", name] for name in _links()]
+        leftovers += [["nft", "delete", "table", family, "unstuck"] for family in ("inet", "bridge")]
+        for command in leftovers:
+            with contextlib.suppress(OSError):
+                subprocess.run(command, check=False, capture_output=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
 
