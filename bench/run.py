@@ -23,6 +23,7 @@ from bare import Bare
 from bench_cloud import Site, User, kill_hard, new_site, pss_mb, small_image, until, user
 
 from unstuck.core.server.data import Flavor
+from unstuck.host.kvm import accelerator
 
 ROUNDS = {"instant": 40, "qemu": 7, "recovery": 5, "up": 5}
 WARM = 3
@@ -175,7 +176,14 @@ def simulation() -> Iterator[Figure]:
     yield figure("simulator", SCHEDULES / summary["seconds"], "schedules/s", None, note)
 
 
+def machine() -> Figure:
+    """How busy the machine was before we began: others' load makes every figure worse."""
+    note = f"{len(os.sched_getaffinity(0))} CPUs, {accelerator().value}"
+    return figure("load before the bench", os.getloadavg()[0], "processes", None, note)
+
+
 def measure(image: Path | None) -> Iterator[Figure]:
+    yield machine()
     yield from instant()
     reason = why_no_qemu(image)
     if reason or image is None:
