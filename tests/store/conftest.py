@@ -64,16 +64,27 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         made.create_all()
         made.transact(init_clock, generation_id="0" * 32)
         made.close()
-        with psycopg.connect(f"postgresql://unstuck@{address}/template1", autocommit=True) as conn:
-            conn.execute("CREATE DATABASE template TEMPLATE postgres")
+        _copy(address, "template", "postgres")
         yield address
     finally:
         server.terminate()
         server.wait(30)
 
 
+def _copy(address: str, name: str, template: str) -> None:
+    """A session that was closed lingers for a moment on a loaded machine, and then a copy is refused."""
+    end = time.monotonic() + 60
+    with psycopg.connect(f"postgresql://unstuck@{address}/template1", autocommit=True) as conn:
+        while True:
+            try:
+                conn.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+                return
+            except psycopg.errors.ObjectInUse:
+                assert time.monotonic() < end
+
+
 def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while True:
         try:
             psycopg.connect(f"postgresql://unstuck@{address}/postgres").close()
@@ -88,8 +99,7 @@ def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) 
 def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[Store]:
     """An empty store on PostgreSQL with its clock."""
     name = f"t{abs(hash(request.node.nodeid)):x}"
-    with psycopg.connect(f"postgresql://unstuck@{postgres}/template1", autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE template")
+    _copy(postgres, name, "template")
     made = Store(f"postgresql+psycopg://unstuck@{postgres}/{name}")
     yield made
     made.close()
