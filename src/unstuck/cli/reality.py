@@ -139,7 +139,7 @@ def _strangers(known: Mapping[str, Expected], real: Reality, alive: set[str]) ->
 
 
 def _parts(real: Reality) -> list[Difference]:
-    remedy = "none needed: the agent removes it at its next fetch"
+    remedy = "none needed: the agent removes it when it starts"
     return [Difference("image-part", name, "a fetch was cut off", remedy) for name in real.parts]
 
 

@@ -131,7 +131,6 @@ class ImageCache:
     def sweep(self) -> None:
         """Remove what earlier agents left half fetched. Only before the first fetch of this one."""
         self._swept = True
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for part in self.folder.glob("*.part.*"):
             part.unlink(missing_ok=True)
 
@@ -159,6 +158,7 @@ class ImageCache:
             del self._tasks[name]
 
     async def _download(self, image: BootImage, target: Path) -> None:
+        await asyncio.to_thread(self.folder.mkdir, parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(free_space, self.folder, image.size)
         part = target.with_name(f"{target.name}.part.{secrets.token_hex(4)}")
         file = await asyncio.to_thread(part.open, "xb")

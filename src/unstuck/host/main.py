@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -125,7 +126,11 @@ def make_driver(
         return InstantDriver(folder, host_id, on_event=port.wake)
     from unstuck.host.drivers.qemu import QemuDriver
 
-    return QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach)
+    driver = QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach)
+    with contextlib.suppress(OSError):  # no reason not to look after guests
+        # Now, not at the next fetch: on a host that has all its images there may never be one.
+        driver.cache.sweep()
+    return driver
 
 
 async def run(state: State, url: str, driver_name: str) -> int:
