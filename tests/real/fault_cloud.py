@@ -68,10 +68,9 @@ class Guest(msgspec.Struct, frozen=True):
 class FaultCloud:
     """What a test does to the cloud, and what it sees of it. Times are in seconds since the start."""
 
-    def __init__(self, root: Path, image: Path) -> None:
+    def __init__(self, root: Path) -> None:
         self.began = time.monotonic()
         self.state: State = prepare(root, driver="qemu")
-        self._image = image
         self._children: dict[Role, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._cloud: Cloud | None = None
@@ -250,9 +249,9 @@ class FaultCloud:
 
     # --- the whole
 
-    def upload(self) -> None:
+    def upload(self, image: Path) -> None:
         with connect(self.state) as admin:
-            tiny.upload(admin, self._image)
+            tiny.upload(admin, image)
 
     def agree(self) -> None:
         """The store and this machine agree in everything: processes, files, sockets, taps, addresses."""

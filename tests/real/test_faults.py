@@ -27,20 +27,44 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[FaultCloud]:
-    """A control plane with the tiny image; the agent is the test's own."""
-    image = tiny.built(State(tmp_path / "none"))
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state folder into which the tiny image was uploaded: made once, because uploading is slow."""
+    root = tmp_path_factory.mktemp("faults") / "state"
+    image = tiny.built(State(root))
     if image is None:
         pytest.skip("the tiny image is not built: make setup")
     with namespace():
-        made = FaultCloud(tmp_path / "state", image)
+        made = FaultCloud(root)
         try:
             made.start("control")
-            made.upload()
+            made.upload(image)
+            made.kill("control")
+        finally:
+            made.close()
+    return root
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, template: Path) -> Iterator[FaultCloud]:
+    """A control plane with the tiny image; the agent is the test's own."""
+    root = tmp_path / "state"
+    shutil.copytree(template, root, copy_function=copy)
+    with namespace():
+        made = FaultCloud(root)
+        try:
+            made.start("control")
             yield made
         finally:
             made.close()
+
+
+def copy(source: str, target: str) -> str:
+    """Stored images are never written again, so that a link will do for them."""
+    if "/blobs/" in source:
+        os.link(source, target)
+        return target
+    return shutil.copy2(source, target)
 
 
 def remove(cloud: FaultCloud, server: str) -> None:
@@ -147,6 +171,44 @@ def test_a_guest_that_ran_unreported_is_adopted_and_takes_every_order(cloud: Fau
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("point", ["driver.start.forked", "driver.start+"])
+def test_a_guest_whose_start_nobody_saw_is_adopted(cloud: FaultCloud, point: str) -> None:
+    cloud.start("host", point)
+    server = cloud.create()
+    cloud.until_stopped("host", point)
+    before = cloud.one(server)
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "ACTIVE")
+    assert cloud.one(server) == before
+    assert cloud.starts(server) == 1
+    cloud.agree()
+    remove(cloud, server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point",
+    [
+        "driver.quit",
+        "driver.quit+",
+        "driver.remove_nics+",
+        "driver.remove_folder+",
+        "control.report.removed+",
+    ],
+)
+def test_a_removal_goes_on_after_its_agent_was_killed(cloud: FaultCloud, point: str) -> None:
+    cloud.start("host", point)
+    server = cloud.create()
+    cloud.until_status(server, "ACTIVE")
+    cloud.delete(server)
+    cloud.until_stopped("host", point)
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.agree_gone(server)
+
+
+@pytest.mark.slow
 def test_a_report_whose_answer_was_lost_is_no_harm(cloud: FaultCloud) -> None:
     cloud.start("host", "control.report.running+")
     server = cloud.create()
@@ -164,10 +226,20 @@ def test_a_report_whose_answer_was_lost_is_no_harm(cloud: FaultCloud) -> None:
     remove(cloud, server)
 
 
-def test_a_delete_during_the_build_is_done_by_the_next_agent(cloud: FaultCloud) -> None:
-    cloud.start("host", "driver.make_disk")
+@pytest.mark.parametrize(
+    "point",
+    [
+        "driver.make_disk",
+        *(
+            pytest.param(point, marks=pytest.mark.slow)
+            for point in ("driver.fetch.half", "driver.disk.half", "driver.start+", "control.report.running")
+        ),
+    ],
+)
+def test_a_delete_during_the_build_is_done_by_the_next_agent(cloud: FaultCloud, point: str) -> None:
+    cloud.start("host", point)
     server = cloud.create()
-    cloud.until_stopped("host", "driver.make_disk")
+    cloud.until_stopped("host", point)
     cloud.delete(server)
     cloud.kill("host")
     found = cloud.server(server)
