@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,14 +35,14 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The address of a PostgreSQL of our own, without a database's name at its end."""
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL's server is not installed (`make setup` installs Debian's package)")
-    folder = tmp_path_factory.mktemp("postgres")
-    for parent in (folder, *folder.parents[:3]):
-        parent.chmod(0o755)
+    # Not in pytest's own folder: that is closed to other users, again at each start of another pytest.
+    folder = Path(tempfile.mkdtemp(prefix="unstuck-postgres-"))
+    folder.chmod(0o755)
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
     data, port = folder / "data", _free_port()
@@ -69,6 +70,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy(address: str, name: str, template: str) -> None:
