@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import pytest
@@ -100,14 +100,13 @@ class FaultCloud:
             self.fail(f"{role} ended with {child.returncode}")
         if self._marker(child.pid).exists():
             return True
+        ready = self.state.control_ready if role == "control" else self.state.host_ready
         with contextlib.suppress(OSError, ValueError, CliError):
-            ready = self.state.control_ready if role == "control" else self.state.host_ready
-            if json.loads(ready.read_bytes())["pid"] != child.pid:
-                return False
-            if role == "control":
-                with connect(self.state, "demo"):
-                    return True
-            return True
+            if json.loads(ready.read_bytes())["pid"] == child.pid:
+                if role == "control":
+                    with connect(self.state, "demo"):
+                        return True
+                return True
         return False
 
     def _log_in(self) -> None:
@@ -301,7 +300,7 @@ class FaultCloud:
     def note(self, text: str) -> None:
         self._notes.append(f"{time.monotonic() - self.began:6.1f} s  {text}")
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
         tails = [f"--- {path.name}\n{_tail(path)}" for path in sorted(self.state.logs.glob("*.log"))]
         tails += [
             f"--- {path.parent.name}/{path.name}\n{_tail(path, 1000)}"
