@@ -18,8 +18,8 @@ from unstuck.core.server.control import (
     plan_control,
 )
 from unstuck.store import asks, clock, servers
-from unstuck.store.agents import LEASE
 from unstuck.store.engine import StoreUnavailable, Tx
+from unstuck.store.servers import LEASE
 
 P = ParamSpec("P")
 T = TypeVar("T")

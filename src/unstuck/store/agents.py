@@ -30,10 +30,9 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
-from unstuck.store.servers import finish_delete_locked
+from unstuck.store.servers import LEASE, finish_delete_locked
 
 HEARTBEAT = 5.0
-LEASE = 30.0
 
 _spec = msgspec.json.Decoder(Spec)
 
