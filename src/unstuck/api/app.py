@@ -24,6 +24,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.compute",
     "unstuck.api.network",
     "unstuck.api.explain",
+    "unstuck.api.recovery",
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
 
 import structlog
 
+from unstuck.core.backoff import backoff
 from unstuck.core.port import Port
 from unstuck.core.server.control import (
     PLACE_RETRY,
@@ -17,7 +18,8 @@ from unstuck.core.server.control import (
     Settled,
     plan_control,
 )
-from unstuck.store import asks, clock, servers
+from unstuck.runtime.marks import Forgetful, Marks
+from unstuck.store import asks, generation, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
 
@@ -45,9 +47,18 @@ class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
     def __init__(
-        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK
+        self,
+        port: Port,
+        store: Transactions,
+        notify: Callable[[str], None],
+        *,
+        tick: float = TICK,
+        marks: Marks | None = None,
+        disputed_files: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._tick = tick
+        self._marks: Marks = Forgetful() if marks is None else marks
+        self._disputed_files = disputed_files
         self._port = port
         self._store = store
         self._notify = notify
@@ -60,11 +71,24 @@ class Controller:
         """Keep the store's clock going, and sweep what is overdue."""
         while True:
             try:
-                if await self._tx(clock.tick, lease_seconds=LEASE):
+                beat = await self._tx(generation.tick, lease_seconds=LEASE, heard=self._marks.mark)
+                self._marks.hear(beat.mark)
+                if beat.sweep:
                     await self._tx(asks.sweep_asks)
+                if beat.recovering:
+                    await self._recover()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
             await self._port.pause(self._tick, "tick")
+
+    async def _recover(self) -> None:
+        """Recovery mode ends by itself where nothing is in dispute; else an operator ends it."""
+        files = self._disputed_files
+        try:
+            if files is None or await self._port.effect("files.disputed", files) == 0:
+                await self._tx(generation.end_if_agreed)
+        except OSError as error:
+            log.warning("what image files are there cannot be seen", error=str(error))
 
     async def servers_forever(self) -> None:
         """Take the next step for each due server; one bad record stops nobody else (law 8)."""
@@ -89,7 +113,7 @@ class Controller:
         except Exception:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
             log.exception("step failed", server=server_id, failures=failures)
-            await self._tx(servers.postpone, server_id, min(2.0**failures, BACKOFF_MAX))
+            await self._tx(servers.postpone, server_id, backoff(failures, 2.0, BACKOFF_MAX))
 
     async def step(self, server_id: str) -> None:
         """One decision and its effect for one server."""

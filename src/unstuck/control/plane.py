@@ -19,11 +19,12 @@ from unstuck.api.app import SERVICES, all_routes, create_app
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
-from unstuck.control.collect import collect_forever
+from unstuck.control.collect import collect_forever, count_disputed
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
+from unstuck.runtime.marks import MarkFile, Marks
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
 from unstuck.runtime.state import State
@@ -63,7 +64,9 @@ def routes() -> list[Route]:
 class ControlPlane:
     """Everything of one control process between its set-up and its end."""
 
-    def __init__(self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket, marks: Marks
+    ) -> None:
         self._port = port
         self._listener = listener
         self._store = store
@@ -78,7 +81,10 @@ class ControlPlane:
             h11_max_incomplete_event_size=64 * 1024,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake)
+        self._controller = Controller(
+            port, store, self._notifier.wake, marks=marks,
+            disputed_files=lambda: count_disputed(store, settings.state_dir),
+        )  # fmt: skip
 
     async def run(self) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -119,7 +125,7 @@ class ControlPlane:
 async def run(state: State, store: Store, listener: socket.socket, settings: Settings, url: str) -> int:
     barriers = Barriers.from_environment(state.run)
     port = AsyncPort(barriers)
-    plane = ControlPlane(store, settings, port, listener)
+    plane = ControlPlane(store, settings, port, listener, MarkFile(state.store_mark, ticks=1))
     me = myself()
     ready = Ready(me.pid, me.start, url)
     # The socket listens already: whoever connects from here on is answered.

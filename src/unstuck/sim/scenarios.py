@@ -144,6 +144,19 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
+async def one_after_another(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create("b")
+    await user.until("b", "ACTIVE")
+    await user.delete("a")
+    await user.until("a", "DELETED")
+    await user.stop("b")
+
+
+SETBACK_ONLY: dict[str, Script] = {script.__name__: script for script in (one_after_another,)}
+"""Scenarios whose commits differ in what a copy of the store knows; single faults find nothing new here."""
+
 SLOW = frozenset({"delete_on_a_dead_host", "host_dies_in_delete"})
 """Scenarios in which nothing happens for minutes of virtual time."""
 

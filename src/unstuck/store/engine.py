@@ -8,13 +8,17 @@ Transactions run on worker threads and are never cancelled half way.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+import psycopg
 import pysqlite3
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
@@ -28,6 +32,8 @@ T = TypeVar("T")
 
 RETRIES: Final = 8
 _RETRYABLE = {"40001", "40P01"}
+
+log = structlog.get_logger(__name__)
 
 
 class StoreUnavailable(Exception):
@@ -57,6 +63,8 @@ class Store:
             sa.exc.OperationalError,
             self.engine.dialect.loaded_dbapi.OperationalError,
         )
+        self.session = secrets.token_hex(8)
+        event.listen(self.engine, "connect", self._introduce)
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
             event.listen(self.engine, "begin", self._begin)
@@ -66,6 +74,14 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+
+    def _introduce(self, dbapi: Any, record: Any) -> None:
+        """Whose answers these are. An SQLite file has one owning process, so a copy can only have been put
+        back before it started; a PostgreSQL can only have been before it did, which ends connections."""
+        if self.sqlite:
+            record.info["session"] = self.session
+            return
+        record.info["session"], record.info["origin"] = _introduction(dbapi)
 
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
@@ -125,3 +141,22 @@ class Store:
         self._writers.shutdown()
         self._readers.shutdown()
         self.engine.dispose()
+
+
+def _introduction(dbapi: Any) -> tuple[str, str | None]:
+    """(session, origin) of a PostgreSQL. One that does not tell has no origin: agents still notice."""
+    dbapi.autocommit = True
+    try:
+        started = str(dbapi.execute("SELECT pg_postmaster_start_time()").fetchone()[0])
+        try:
+            row = dbapi.execute(
+                "SELECT (SELECT system_identifier FROM pg_control_system()), "
+                "substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
+            ).fetchone()
+        except psycopg.Error as error:
+            log.warning("PostgreSQL does not tell its timeline", error=str(error).strip())
+            row = None
+    finally:
+        dbapi.autocommit = False
+    origin = None if row is None else f"{row[0]}/{row[1]}"
+    return hashlib.sha256(f"{started} {origin}".encode()).hexdigest()[:16], origin

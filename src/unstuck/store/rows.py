@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.generation import Dispute
 from unstuck.core.server.control import (
     FailIt,
     FinishDelete,
@@ -53,6 +54,7 @@ JOINED = (
         servers.c.lease_incarnation,
         servers.c.work_deadline,
         servers.c.failure,
+        servers.c.disputed,
         servers.c.settled,
         servers.c.next_look,
         placements.c.host_id,
@@ -166,6 +168,7 @@ def loaded_from(row: Any) -> Loaded:
         work_deadline=row.work_deadline,
         operation=operation,
         failure=None if row.failure is None else _failure.decode(row.failure),
+        disputed=None if row.disputed is None else Dispute(row.disputed),
     )
     return Loaded(server, row.settled, row.next_look)
 

@@ -85,6 +85,8 @@ def plan_control(server: Server, now: Now) -> Plan:
 def _plan_delete(server: Server, now: Now) -> Plan:
     if server.removed:
         return Settled()
+    if server.disputed is not None:
+        return Settled()  # the delete is kept, and held until an operator has settled the dispute
     if server.place is None:
         return FinishDelete(tombstone=False)
     if server.seen is not None and server.seen.step is Step.REMOVED:

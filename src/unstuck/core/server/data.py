@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from unstuck.core.generation import Dispute
+
 
 class Power(StrEnum):
     """Whether the user wants the guest to run."""
@@ -290,3 +292,4 @@ class Server(msgspec.Struct, frozen=True):
     work_deadline: float | None
     operation: Operation | None
     failure: Failure | None
+    disputed: Dispute | None = None
