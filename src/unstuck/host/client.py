@@ -21,7 +21,7 @@ from unstuck.core.agents import (
     World,
 )
 from unstuck.core.server.data import BootImage
-from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.control import Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.images import FetchError
 
 T = TypeVar("T")
@@ -168,6 +168,8 @@ def _translate(answer: httpx2.Response) -> Exception:
         return Unreachable(f"HTTP {status}: {problem.message}")
     if status == 409 and problem.type == "superseded":
         return Superseded(problem.message)
+    if status == 400 and problem.type == "protocol":
+        return Incompatible(problem.message)
     if status == 410:
         return Refused(problem.message)
     return Rejected(problem.message or f"HTTP {status}")

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from unstuck.core.agents import HostFacts, Registered
+from unstuck.core.agents import PROTOCOL, HostFacts, Registered
 from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
@@ -101,6 +101,7 @@ def facts(folder: Path, machine: str, driver: str, accelerator: str, version: st
         accelerator=accelerator,
         driver=driver,
         driver_version=version,
+        protocol=PROTOCOL,
     )
 
 
