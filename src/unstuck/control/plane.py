@@ -26,6 +26,7 @@ from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
+from unstuck.runtime.service import Service
 from unstuck.runtime.state import State
 from unstuck.store.engine import Store
 from unstuck.store.migrate import ensure_schema_apart
@@ -80,7 +81,7 @@ class ControlPlane:
         self._server = Server(config)
         self._controller = Controller(port, store, self._notifier.wake)
 
-    async def run(self) -> int:
+    async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,6 +93,7 @@ class ControlPlane:
                 "tick": self._controller.tick_forever(),
                 "servers": self._controller.servers_forever(),
                 "wake": self._pass_wakes("control"),
+                "watchdog": service.watch(self._port),
                 "collect": collect_forever(self._port, self._store, self._state_dir),
             }
         )
@@ -125,9 +127,12 @@ async def run(state: State, store: Store, listener: socket.socket, settings: Set
     # The socket listens already: whoever connects from here on is answered.
     write_whole(state.control_ready, msgspec.json.encode(ready), durable=False)
     log.info("control plane is ready", url=url)
+    service = Service.of_this_process()
+    service.say("READY=1", f"STATUS=answers at {url}")
     try:
-        return await plane.run()
+        return await plane.run(service)
     finally:
+        service.say("STOPPING=1")
         log.info("control plane ends; guests go on running")
 
 

@@ -115,13 +115,10 @@ class Agent:
             ask = Register(self._start, self._facts, after)
             try:
                 terms = await self._call("register", functools.partial(self._control.register, ask))
-            except Incompatible as error:
-                log.error("the control plane refuses this version", reason=str(error), again_in=INCOMPATIBLE)
-                await self._port.pause(INCOMPATIBLE, "register")
-                continue
             except Unreachable as error:
-                log.info("control plane unreachable", error=str(error))
-                await self._port.pause(backoff(attempt, 0.25, 2.0), "register")
+                await self._port.pause(
+                    _patience("registration", error, backoff(attempt, 0.25, 2.0)), "register"
+                )
                 continue
             if not terms.granted:
                 after = terms.incarnation
@@ -136,7 +133,7 @@ class Agent:
             try:
                 await self._beat()
             except Unreachable as error:
-                log.info("heartbeat unanswered", error=str(error))
+                _patience("heartbeat", error, self._heartbeat)
             await self._port.pause(self._heartbeat, "heartbeat")
 
     async def _beat(self) -> None:
@@ -162,10 +159,7 @@ class Agent:
                 )
             except Unreachable as error:
                 failures += 1
-                log.info("world unanswered", error=str(error))
-                refused = isinstance(error, Incompatible)
-                seconds = INCOMPATIBLE if refused else backoff(failures, 0.5, 2.0)
-                await self._port.pause(seconds, "world")
+                await self._port.pause(_patience("world", error, backoff(failures, 0.5, 2.0)), "world")
                 continue
             failures = 0
             news = self._take_world(world)
@@ -380,6 +374,15 @@ class Agent:
             await self._call("answer", lambda: self._control.answer(ask.id, answer))
         except Unreachable:
             return  # the question has a deadline, and its asker hears of it
+
+
+def _patience(call: str, error: Unreachable, seconds: float) -> float:
+    """Log why there was no answer; the seconds to wait: more where only an upgrade helps."""
+    if isinstance(error, Incompatible):
+        log.error("the control plane refuses this version", call=call, reason=str(error))
+        return INCOMPATIBLE
+    log.info(f"{call} unanswered", error=str(error))
+    return seconds
 
 
 def _word(observation: Observation) -> str:
