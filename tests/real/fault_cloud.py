@@ -68,9 +68,9 @@ class Guest(msgspec.Struct, frozen=True):
 class FaultCloud:
     """What a test does to the cloud, and what it sees of it. Times are in seconds since the start."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, driver: str = "qemu") -> None:
         self.began = time.monotonic()
-        self.state: State = prepare(root, driver="qemu")
+        self.state: State = prepare(root, driver=driver)
         self._children: dict[Role, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._cloud: Cloud | None = None
@@ -168,6 +168,13 @@ class FaultCloud:
             self.fail(f"there should be one QEMU of {server_id}, there are {found}")
         return found[0]
 
+    def marker(self, server_id: str) -> tuple[int, int] | None:
+        """The instant driver's guest, told from a later one: the inode and age of its file."""
+        with contextlib.suppress(FileNotFoundError):
+            found = (self.state.host / "servers" / server_id / "guest.json").stat()
+            return found.st_ino, found.st_mtime_ns
+        return None
+
     def starts(self, server_id: str) -> int:
         """How often its present edge was started: it is counted before each fork, whoever forks."""
         found = ServerFolder(self.state.host, server_id).starts()
@@ -186,16 +193,24 @@ class FaultCloud:
         return self._cloud
 
     def create(self, name: str = "web") -> str:
+        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json=self.order(name), headers=COMPUTE)
+        made = str(answer.json()["server"]["id"])
+        self.note(f"created {made}")
+        return made
+
+    def create_within(self, seconds: float, order: dict[str, Any]) -> None:
+        """Send this order and wait for its answer so long; raises what the HTTP client raises."""
+        self.cloud.client.post("/compute/v2.1/servers", json=order, headers=COMPUTE, timeout=seconds)
+
+    def order(self, name: str) -> dict[str, Any]:
+        """The body of a request for a server."""
         images = {item["name"]: item for item in self.cloud.get("/image/v2/images")["images"]}
         flavors = self.cloud.get("/compute/v2.1/flavors", headers=COMPUTE)["flavors"]
         flavor = next(item for item in flavors if item["name"] == "t.micro")
         body = {
             "name": name, "imageRef": images["tiny"]["id"], "flavorRef": flavor["id"], "networks": "auto",
         }  # fmt: skip
-        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json={"server": body}, headers=COMPUTE)
-        made = str(answer.json()["server"]["id"])
-        self.note(f"created {made}")
-        return made
+        return {"server": body}
 
     def server(self, server_id: str) -> dict[str, Any] | None:
         """What the API shows; None once it is gone. ERROR is never right in these tests."""

@@ -116,9 +116,9 @@ class ControlPlane:
                 await web
 
 
-async def run(state: State, store: Store, listener: socket.socket, settings: Settings, url: str) -> int:
-    barriers = Barriers.from_environment(state.run)
-    port = AsyncPort(barriers)
+async def run(
+    state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str
+) -> int:
     plane = ControlPlane(store, settings, port, listener)
     me = myself()
     ready = Ready(me.pid, me.start, url)
@@ -135,11 +135,13 @@ def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
     """Open the store, make it complete, and run until told to end."""
-    store = Store(store_url)
+    barriers = Barriers.from_environment(state.run)
+    store = Store(store_url, barrier=barriers.check)
     try:
         ensure_schema_apart(store, store_url)
         set_up(store, state, network=network)
-        work = run(state, store, listener, Settings(state_dir=state.root, public_url=public_url), url)
+        port = AsyncPort(barriers)
+        work = run(state, store, port, listener, Settings(state_dir=state.root, public_url=public_url), url)
         try:
             import uvloop
         except ImportError:
