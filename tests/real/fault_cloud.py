@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
 import json
 import os
@@ -80,6 +81,21 @@ class FaultCloud:
 
     def start(self, role: Role, barrier: str = "") -> int:
         """Start one process and wait until it is of use, or stopped at its barrier; returns its pid."""
+        child = self.launch(role, barrier)
+        self.until(f"{role} is ready", lambda: self._ready(role, child))
+        if role == "control":
+            self._log_in()
+        return child.pid
+
+    def wait_ready(self) -> None:
+        """Both processes, started before, are of use."""
+        for role in ("control", "host"):
+            child = self._children[role]
+            self.until(f"{role} is ready", functools.partial(self._ready, role, child))
+        self._log_in()
+
+    def launch(self, role: Role, barrier: str = "") -> subprocess.Popen[bytes]:
+        """Start one process and wait for nothing."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK_", "OS_"))}
         if barrier:
             kept[VARIABLE] = barrier
@@ -90,10 +106,7 @@ class FaultCloud:
             )  # fmt: skip
         self._children[role] = child
         self.note(f"{role} started as {child.pid} {barrier}")
-        self.until(f"{role} is ready", lambda: self._ready(role, child))
-        if role == "control":
-            self._log_in()
-        return child.pid
+        return child
 
     def _ready(self, role: Role, child: subprocess.Popen[bytes]) -> bool:
         if child.poll() is not None:
@@ -139,6 +152,13 @@ class FaultCloud:
         assert found is not None, f"{role} holds no lock"
         assert found.pid == child.pid
         assert end(found, signal.SIGKILL, 10.0), f"{role} does not die"
+        child.wait(10.0)
+        self.note(f"{role} {child.pid} killed")
+
+    def kill_anyhow(self, role: Role) -> None:
+        """kill -9 wherever it is, be it in its start; it is our child, so that its pid means no other."""
+        child = self._children.pop(role)
+        child.kill()
         child.wait(10.0)
         self.note(f"{role} {child.pid} killed")
 
@@ -267,14 +287,17 @@ class FaultCloud:
         with connect(self.state) as admin:
             tiny.upload(admin, image)
 
-    def agree(self) -> None:
-        """The store and this machine agree in everything: processes, files, sockets, taps, addresses."""
+    def differences(self) -> list[dict[str, Any]]:
+        """What doctor sees: processes, files, sockets, taps, addresses that are not as the store says."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             doctor(output="json", state=self.state.root)
-        said = json.loads(text.getvalue())
-        if said["differences"]:
-            self.fail(f"the store and this machine differ: {json.dumps(said['differences'], indent=1)}")
+        return list(json.loads(text.getvalue())["differences"])
+
+    def agree(self) -> None:
+        """The store and this machine agree in everything."""
+        if found := self.differences():
+            self.fail(f"the store and this machine differ: {json.dumps(found, indent=1)}")
         left = [str(path) for path in self.state.host.rglob("*.part*")]
         if left:
             self.fail(f"half made files are left: {left}")
