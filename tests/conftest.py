@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,23 @@ def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
     made = Store(f"sqlite:///{tmp_path}/store.db")
     yield made
     made.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a real file system of so many bytes, in this run's own mount namespace."""
+    if os.environ.get("UNSTUCK_NETNS") != "1" or os.geteuid() != 0:
+        pytest.skip("a file system can only be mounted as root in a namespace (scripts/in-netns)")
+    made: list[Path] = []
+
+    def make(size: int) -> Path:
+        place = tmp_path / f"disk{len(made)}"
+        place.mkdir()
+        options = f"size={size},mode=755"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+        made.append(place)
+        return place
+
+    yield make
+    for place in made:
+        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)

@@ -182,3 +182,18 @@ def test_a_trouble_always_names_reason_and_remedy() -> None:
         if isinstance(decision, Hold) and decision.trouble is not None:
             assert decision.trouble.reason
             assert decision.trouble.remedy
+
+
+def test_a_fetch_that_fails_is_tried_again_ever_more_slowly_and_says_why_meanwhile() -> None:
+    """It was tried every two seconds for ever, and its server just said BUILD."""
+    waits = []
+    for tries in (1, 2, 6, 7, 100):
+        failed = FetchFailed("the host's disk is full", final=False, tries=tries, remedy="make room")
+        want = msgspec.structs.replace(ON, disk_recorded=False)
+        decision = plan_host(want, View(Gone(), failed, A, A, A))
+        assert isinstance(decision, Act)
+        assert decision.trouble is not None
+        assert decision.trouble.reason == "the image cannot be fetched: the host's disk is full"
+        assert (decision.trouble.remedy, decision.trouble.final) == ("make room", False)
+        waits.append(decision.then)
+    assert waits == [2.0, 4.0, 60.0, 60.0, 60.0]

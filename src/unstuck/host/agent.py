@@ -17,6 +17,7 @@ import structlog
 from unstuck.core.agents import Answer, Ask, Claim, Heartbeat, HostFacts, Register, Report, World
 from unstuck.core.port import Port
 from unstuck.core.server.data import (
+    BootImage,
     Fence,
     Gone,
     Mute,
@@ -33,7 +34,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.core.server.host import Act, Do, Hold, Rest, plan_host
 from unstuck.host.control import Control, Refused, Superseded, Unreachable
-from unstuck.host.driver import Driver, DriverError
+from unstuck.host.driver import Driver, DriverError, shortage
 
 T = TypeVar("T")
 
@@ -82,6 +83,13 @@ class Agent:
     def caught_up(self) -> bool:
         """It knows its world, and has reported every server of it since it started."""
         return self._knows_world and self._held.keys() <= self._reported.keys()
+
+    def images_wanted(self) -> dict[str, tuple[BootImage, ...]] | None:
+        """The images of every server of its world; None before it knows that."""
+        if not self._knows_world:
+            return None
+        wants = [held.want for held in self._held.values()]
+        return {want.server_id: () if want.gone else want.spec.images for want in wants}
 
     async def run(self) -> None:
         """Register, then work until superseded (then :class:`Superseded` is raised here or in a task)."""
@@ -206,10 +214,12 @@ class Agent:
                 except Unreachable:
                     failures += 1
                     seconds = min(0.5 * 2.0**failures, 5.0)
-                except DriverError as error:
+                except (DriverError, OSError) as error:
                     failures += 1
                     seconds = min(2.0 ** (failures - 1), BACKOFF_MAX)
-                    await self._report_failure(want, str(error))
+                    await self._report_failure(
+                        want, error if isinstance(error, DriverError) else shortage(error)
+                    )
                 except Superseded:
                     raise
                 except Exception:
@@ -226,10 +236,12 @@ class Agent:
         view = await self._port.effect("driver.look", lambda: self._driver.look(want))
         decision = plan_host(want, view)
         match decision:
-            case Act(Do.RECORD_DISK as do, step, _):
+            case Act(Do.RECORD_DISK as do, step):
                 await self._act(want, view, do, step)
                 return await self._after_record(want.server_id, view)
-            case Act(do, step, then):
+            case Act(do, step, then, trouble):
+                if trouble is not None:
+                    await self._report(want, view, step, trouble)
                 await self._act(want, view, do, step)
                 return then
             case Hold(step, seconds, trouble):
@@ -318,10 +330,10 @@ class Agent:
             recorded = msgspec.structs.replace(held.want, disk_recorded=True)
             self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
 
-    async def _report_failure(self, want: Want, reason: str) -> None:
+    async def _report_failure(self, want: Want, error: DriverError) -> None:
         """An effect failed: say so, with the guest as it is now, and that it will be tried again."""
-        log.warning("effect failed", server=want.server_id, error=reason)
-        trouble = Trouble("effect-failed", reason, "none: it is tried again by itself")
+        log.warning("effect failed", server=want.server_id, error=str(error))
+        trouble = Trouble("effect-failed", str(error), error.remedy)
         try:
             view = await self._port.effect("driver.look", lambda: self._driver.look(want))
             await self._report(want, view, Step.WAITING, trouble)

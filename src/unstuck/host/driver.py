@@ -7,13 +7,44 @@ makes are derived from the server's id and its grant (law 3), so that whoever co
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
 
 from unstuck.core.server.data import View, Want
 
 
 class DriverError(Exception):
-    """An effect failed, or may have failed; the message is fit for the user's eyes."""
+    """An effect failed, or may have failed; message and remedy are fit for the user's eyes."""
+
+    def __init__(self, message: str, *, remedy: str = "none: it is tried again by itself") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+_SHORTAGES = {
+    errno.ENOSPC: ("the host's disk is full", "make room on the host, or delete servers or images"),
+    errno.EDQUOT: ("the host's disk quota is used up", "raise the quota of the state folder's file system"),
+    errno.EMFILE: ("the agent has no free file descriptor", "raise the agent's limit of open files"),
+    errno.ENFILE: ("the host has no free file descriptor", "raise fs.file-max on the host"),
+    errno.ENOMEM: ("the host has no free memory", "stop or delete servers on the host, or add memory"),
+    errno.EAGAIN: ("the host starts no further process", "raise the limit of processes of the agent's user"),
+    errno.EROFS: (
+        "the state folder's file system is read-only",
+        "look at the host's disk, and mount it anew",
+    ),
+    errno.EIO: ("the host's disk gives errors", "look at the host's disk"),
+}
+
+
+def words(error: OSError) -> str:
+    """What the operating system refused, in words for people; never a path of the host."""
+    return _SHORTAGES[error.errno][0] if error.errno in _SHORTAGES else (error.strerror or str(error))
+
+
+def shortage(error: OSError) -> DriverError:
+    """An effect that the operating system refused: what is short, and what helps."""
+    _, remedy = _SHORTAGES.get(error.errno or 0, ("", "see the host agent's log"))
+    return DriverError(words(error), remedy=f"{remedy}; it is tried again by itself")
 
 
 class Driver(Protocol):

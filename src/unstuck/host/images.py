@@ -10,24 +10,26 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import re
 import secrets
-import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+import structlog
+
 from unstuck.core.server.data import BootImage, FetchFailed, Fetching, Images, Missing, Ready
-from unstuck.host.driver import DriverError
-from unstuck.host.drivers.folder import fsync_dir
+from unstuck.host.driver import DriverError, words
+from unstuck.host.drivers.folder import cache_name, fsync_dir
+from unstuck.host.eviction import Unsure, needed
+from unstuck.host.space import Promise, Space
+
+log = structlog.get_logger(__name__)
 
 Barrier = Callable[[str], Awaitable[None]]
 STALL = 60.0
 """Seconds without a byte before a fetch is given up (and begun again, by the planner)."""
-RESERVE = 256 << 20
-"""Bytes that stay free on the host: a full disk pauses every guest that writes."""
-
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _BLOCK = 1 << 20
 
 
@@ -68,30 +70,40 @@ async def no_barrier(_name: str) -> None:
     """Effects are named so that tests can stop there (DESIGN §6); normally nobody does."""
 
 
-def free_space(folder: Path, needed: int) -> None:
-    """Raise :class:`DriverError` unless so many bytes fit, with a reserve left."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + RESERVE:
-        need = (needed + RESERVE) >> 20
-        raise DriverError(f"the host's disk is full: {free >> 20} MiB free, {need} needed")
+Wanted = Mapping[str, tuple[BootImage, ...]]
+"""The servers that this host is to have, and the images that each boots from (none: it is to go)."""
+
+
+def nobody_knows() -> Wanted | None:
+    """What is wanted before the agent was told its world: then nothing is evicted."""
+    return None
 
 
 class ImageCache:
-    """``images/<image id>.<digest>`` in the state folder; one agent at a time uses it."""
+    """``images/<image id>.<digest>`` in the state folder; one agent at a time uses it.
 
-    def __init__(self, host_dir: Path, source: ImageSource, barrier: Barrier = no_barrier) -> None:
+    ``wanted`` is asked before anything is evicted; what it names stays.
+    """
+
+    def __init__(
+        self, host_dir: Path, source: ImageSource, barrier: Barrier = no_barrier, reserve: int | None = None
+    ) -> None:
         self.folder = host_dir / "images"
+        self.space = Space(host_dir, self._evict, reserve)
+        self.wanted: Callable[[], Wanted | None] = nobody_knows
+        self._host_dir = host_dir
         self._source = source
         self._barrier = barrier
+        self._pins: Counter[str] = Counter()
+        self._touched: set[str] = set()
+        self._tries: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: dict[str, int] = {}
         self._failed: dict[str, FetchFailed] = {}
         self._swept = False
 
     def path(self, image: BootImage) -> Path:
-        if not _ID.match(image.id) or not re.fullmatch(r"[0-9a-f]{128}", image.sha512):
-            raise DriverError("the image's id or digest cannot name a file")
-        return self.folder / f"{image.id}.{image.sha512[:16]}"
+        return self.folder / cache_name(image)
 
     def has(self, image: BootImage) -> bool:
         try:
@@ -134,6 +146,52 @@ class ImageCache:
         for part in self.folder.glob("*.part.*"):
             part.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def pinned(self, images: Iterable[BootImage]) -> Iterator[None]:
+        """While something is made of these images, or started with them, they are not evicted."""
+        names = [cache_name(image) for image in images]
+        self._pins.update(names)
+        self._touched.update(names)
+        try:
+            for name in names:
+                with contextlib.suppress(OSError):
+                    os.utime(self.folder / name)  # the longest unused goes first
+            yield
+        finally:
+            self._pins.subtract(names)
+
+    async def _evict(self, short: int) -> None:
+        """Make room for ``short`` bytes: remove images that no disk here lies on and no server here wants.
+
+        The overlays' own headers decide. Where anything is unclear nothing is removed: the step that asked
+        fails then, and says that the disk is full.
+        """
+        wanted = self.wanted()
+        if wanted is None:
+            return
+        self._touched.clear()  # an overlay that is finished while we read is not missed
+        try:
+            used = await asyncio.to_thread(needed, self._host_dir, wanted.keys())
+            candidates = await asyncio.to_thread(_by_age, self.folder)
+        except (Unsure, OSError) as error:
+            log.warning("nothing evicted", reason=str(error))
+            return
+        for path, size in candidates:
+            if short <= 0:
+                return
+            if path.name in used or self._in_use(path.name):
+                continue
+            path.unlink(missing_ok=True)
+            short -= size
+            log.info("image evicted", image=path.name, bytes=size)
+
+    def _in_use(self, name: str) -> bool:
+        """By what this process does and was told, as of this moment."""
+        wanted = self.wanted()
+        if wanted is None or name in self._tasks or name in self._touched or self._pins[name] > 0:
+            return True
+        return any(name == cache_name(image) for images in wanted.values() for image in images)
+
     async def close(self) -> None:
         """End the fetches that run; the next agent begins them again."""
         tasks = list(self._tasks.values())
@@ -149,21 +207,29 @@ class ImageCache:
             failure = None
         except FetchError as error:
             failure = FetchFailed(error.reason, error.final)
-        except (OSError, DriverError) as error:
-            failure = FetchFailed(str(error), final=False)
+        except DriverError as error:
+            failure = FetchFailed(str(error), final=False, remedy=error.remedy)
+        except OSError as error:
+            failure = FetchFailed(f"the image cannot be kept on this host: {words(error)}", final=False)
         finally:
             if failure is not None:
-                self._failed[name] = failure
+                self._tries[name] += 1
+                self._failed[name] = msgspec.structs.replace(failure, tries=self._tries[name])
+            else:
+                del self._tries[name]
             self._done.pop(name, None)
             del self._tasks[name]
 
     async def _download(self, image: BootImage, target: Path) -> None:
         await asyncio.to_thread(self.folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-        await asyncio.to_thread(free_space, self.folder, image.size)
+        async with self.space.reserve(image.size) as promise:
+            await self._into(image, target, promise)
+
+    async def _into(self, image: BootImage, target: Path, promise: Promise) -> None:
         part = target.with_name(f"{target.name}.part.{secrets.token_hex(4)}")
         file = await asyncio.to_thread(part.open, "xb")
         try:
-            digest = await self._copy(image, target.name, file.fileno())
+            digest = await self._copy(image, target.name, file.fileno(), promise)
             if digest != image.sha512:
                 raise FetchError("the image's content differs from its digest", final=True)
             await asyncio.to_thread(_finish, file.fileno(), part, target)
@@ -171,7 +237,7 @@ class ImageCache:
             file.close()
             part.unlink(missing_ok=True)
 
-    async def _copy(self, image: BootImage, name: str, descriptor: int) -> str:
+    async def _copy(self, image: BootImage, name: str, descriptor: int, promise: Promise) -> str:
         """Copy the stream and return its sha512; refuses another length."""
         digest, half, buffer = hashlib.sha512(), False, bytearray()
         done = self._done[name] = 0
@@ -184,6 +250,7 @@ class ImageCache:
                 at_half = not half and done * 2 >= image.size
                 if len(buffer) >= _BLOCK or done == image.size or at_half:
                     await asyncio.to_thread(_write, descriptor, bytes(buffer), digest.update)
+                    promise.spent(len(buffer))
                     buffer.clear()
                     self._done[name] = done
                 if at_half:
@@ -223,3 +290,14 @@ def _finish(descriptor: int, part: Path, target: Path) -> None:
     os.fsync(descriptor)
     part.rename(target)
     fsync_dir(target.parent)
+
+
+def _by_age(folder: Path) -> list[tuple[Path, int]]:
+    """Whole images with their size on the disk, the longest unused first."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if ".part." not in path.name:
+                seen = path.stat()
+                found.append((seen.st_mtime, path, seen.st_blocks * 512))
+    return [(path, size) for _, path, size in sorted(found)]

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,9 @@ from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
 from unstuck.host.driver import Driver, DriverError
+from unstuck.host.eviction import room_for_guests
+from unstuck.host.images import Wanted
+from unstuck.host.space import RESERVE
 from unstuck.runtime import logs
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
@@ -40,6 +42,10 @@ log = structlog.get_logger(__name__)
 
 class ClosingDriver(Driver, Protocol):
     """A driver that has something to close when the process ends."""
+
+    def keep(self, wanted: Callable[[], Wanted | None]) -> None:
+        """Whom to ask which images have to stay."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -91,7 +97,7 @@ def facts(folder: Path, machine: str, driver: str, accelerator: str, version: st
         boot_id=boot_id(),
         vcpus=len(os.sched_getaffinity(0)),
         ram_mb=memory >> 20,
-        disk_gb=shutil.disk_usage(folder).total >> 30,
+        disk_gb=room_for_guests(folder, RESERVE) >> 30,
         accelerator=accelerator,
         driver=driver,
         driver_version=version,
@@ -147,6 +153,7 @@ async def run(state: State, url: str, driver_name: str) -> int:
     driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
     known = facts(state.host, identity.machine_id, driver_name, accelerator, version)
     agent = Agent(port, control, driver, known, secrets.token_hex(16))
+    driver.keep(agent.images_wanted)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)

@@ -164,10 +164,15 @@ class Fetching(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchFailed(msgspec.Struct, frozen=True, tag=True):
-    """The last fetch failed; ``final`` when no retry can help (the image is gone or differs)."""
+    """The last fetch failed; ``final`` when no retry can help (the image is gone or differs).
+
+    ``tries``: how many have failed in a row.
+    """
 
     reason: str
     final: bool
+    tries: int = 1
+    remedy: str = "none: it is tried again by itself"
 
 
 Images = Ready | Missing | Fetching | FetchFailed

@@ -33,6 +33,9 @@ from unstuck.core.server.data import (
 START_BUDGET = 5
 """Starts of one edge within ten minutes before a guest that will not stay up is left alone."""
 
+FETCH_BACKOFF = 60.0
+"""The longest wait between two tries to fetch an image."""
+
 
 class Do(StrEnum):
     """One effect on the host. Each is idempotent and can be repeated after a crash."""
@@ -49,11 +52,15 @@ class Do(StrEnum):
 
 
 class Act(msgspec.Struct, frozen=True, tag=True):
-    """Do this, now. ``then`` is how many seconds to wait before the next look, if nothing wakes us."""
+    """Do this, now. ``then`` is how many seconds to wait before the next look, if nothing wakes us.
+
+    ``trouble``: it failed before; that is reported first, so that who waits knows what for.
+    """
 
     do: Do
     step: Step
     then: float = 0.0
+    trouble: Trouble | None = None
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -149,13 +156,16 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
             return Act(Do.FETCH, Step.FETCHING)
         case Fetching():
             return Hold(Step.FETCHING, 0.5)
-        case FetchFailed(reason, final):
+        case FetchFailed(reason, final, tries, remedy):
             if final:
                 trouble = Trouble(
                     "image-unusable", reason, "delete the server and use another image", final=True
                 )
                 return Hold(Step.WAITING, 30.0, trouble)
-            return Act(Do.FETCH, Step.FETCHING, then=2.0)
+            trouble = Trouble("effect-failed", f"the image cannot be fetched: {reason}", remedy)
+            return Act(
+                Do.FETCH, Step.FETCHING, then=min(2.0 ** min(tries, 6), FETCH_BACKOFF), trouble=trouble
+            )
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)

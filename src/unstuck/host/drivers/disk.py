@@ -12,7 +12,7 @@ from unstuck.core.server.data import BootImage, ImageRole, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.folder import ServerFolder, fsync_dir
 from unstuck.host.drivers.process import run
-from unstuck.host.images import Barrier, ImageCache, free_space
+from unstuck.host.images import Barrier, ImageCache
 
 GIB = 1 << 30
 _QCOW2 = b"QFI\xfb"
@@ -55,6 +55,17 @@ async def make_disk(folder: ServerFolder, want: Want, cache: ImageCache, barrier
     image = image_of(want, ImageRole.DISK)
     if image is None:
         raise DriverError("the server has no disk image")
+    if await asyncio.to_thread(target.exists):
+        return
+    with cache.pinned([image]):
+        async with cache.space.reserve(_OVERLAY_FIRST):
+            await _make(folder, want, cache, image, barrier)
+
+
+async def _make(
+    folder: ServerFolder, want: Want, cache: ImageCache, image: BootImage, barrier: Barrier
+) -> None:
+    target = folder.disk(want.nonce)
     size = await asyncio.to_thread(_prepare, folder, want, target, cache, image)
     if size is None:
         return
@@ -78,7 +89,6 @@ def _prepare(
         raise DriverError(f"a disk of another grant is here: {others[0]}")
     if not cache.has(image):
         raise DriverError("the image is not in the cache")
-    free_space(folder.path, _OVERLAY_FIRST)
     size = max(virtual_size(cache.path(image), image.disk_format), want.spec.flavor.disk_gb * GIB)
     folder.write_grant(want)
     return -(-size // 512) * 512

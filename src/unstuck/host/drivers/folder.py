@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from unstuck.core.server.data import Nic, Want
+from unstuck.core.server.data import BootImage, Nic, Want
 from unstuck.host.driver import DriverError
 
 FORMAT = 1
@@ -27,6 +27,8 @@ CONSOLE_MAX = 8 << 20
 """A guest can write to its console for ever; beyond this its older half is given up."""
 
 _SERVER_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_IMAGE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_SHA512 = re.compile(r"[0-9a-f]{128}\Z")
 _NONCE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -45,6 +47,8 @@ class Grant(msgspec.Struct, frozen=True):
     nonce: str
     edge: int
     nics: tuple[Nic, ...] = ()
+    images: tuple[str, ...] | None = None
+    """Names in the image cache that it boots from; None in the grants of an older version."""
 
 
 class Starts(msgspec.Struct, frozen=True):
@@ -112,6 +116,21 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def cache_name(image: BootImage) -> str:
+    """The name of an image in the host's cache: which image, and which content."""
+    if not _IMAGE_ID.match(image.id) or not _SHA512.match(image.sha512):
+        raise DriverError("the image's id or digest cannot name a file")
+    return f"{image.id}.{image.sha512[:16]}"
+
+
+def read_grant(folder: Path) -> Grant | None:
+    """The grant in a server's folder, if it can be read."""
+    try:
+        return msgspec.json.decode((folder / "grant.json").read_bytes(), type=Grant)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
 class ServerFolder:
     """The folder of one server. The names in here are the only place that spells them."""
 
@@ -155,15 +174,12 @@ class ServerFolder:
             part.unlink(missing_ok=True)
 
     def write_grant(self, want: Want) -> None:
-        fence = want.fence
-        grant = Grant(fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics)
+        fence, images = want.fence, tuple(cache_name(image) for image in want.spec.images)
+        grant = Grant(fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics, images)
         write_atomic(self.path / "grant.json", msgspec.json.encode(grant))
 
     def read_grant(self) -> Grant | None:
-        try:
-            return msgspec.json.decode((self.path / "grant.json").read_bytes(), type=Grant)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
+        return read_grant(self.path)
 
     def starts(self) -> Starts | None:
         try:

@@ -25,6 +25,7 @@ from unstuck.host.drivers.folder import (
     server_ids,
     write_atomic,
 )
+from unstuck.host.images import Wanted
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -45,6 +46,9 @@ class InstantDriver:
         self._host_id = host_id
         self._on_event = on_event
         self._boot_id = boot_id()
+
+    def keep(self, wanted: Callable[[], Wanted | None]) -> None:
+        """There are no images here."""
 
     async def close(self) -> None:
         """Nothing is open."""

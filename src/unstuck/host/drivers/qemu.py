@@ -22,7 +22,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.host.driver import DriverError
+from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import FolderError, ServerFolder, check_identity, server_ids
@@ -30,7 +30,7 @@ from unstuck.host.drivers.guests import Guests
 from unstuck.host.drivers.process import Process, identify
 from unstuck.host.drivers.qmp import Monitors, QmpError, QmpSilence
 from unstuck.host.drivers.sight import STARTING, Sight, inspect
-from unstuck.host.images import Barrier, ImageCache, ImageSource, no_barrier
+from unstuck.host.images import Barrier, ImageCache, ImageSource, Wanted, no_barrier
 from unstuck.host.networks.bridge import Bridges, tap_names
 
 GUEST_USER = "unstuck-guest"
@@ -83,6 +83,10 @@ class QemuDriver:
     def _woken(self, server_id: str, event: str) -> None:
         if event in _WAKING:
             self._on_event(server_id)
+
+    def keep(self, wanted: Callable[[], Wanted | None]) -> None:
+        """Whom to ask which images have to stay when room is made."""
+        self.cache.wanted = wanted
 
     async def close(self) -> None:
         """Leave all guests running; drop connections and fetches."""
@@ -153,7 +157,8 @@ class QemuDriver:
         await self.networks.make(want)
 
     async def start(self, want: Want) -> None:
-        await self._guests.start(await self._checked(want), want, tap_names(want))
+        with self.cache.pinned(want.spec.images):
+            await self._guests.start(await self._checked(want), want, tap_names(want))
 
     async def power_down(self, want: Want) -> None:
         await self._guests.power_down(await self._checked(want))
@@ -206,6 +211,6 @@ def _unheard(folder: ServerFolder, process: Process, error: QmpError) -> Guest:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "the state folder or the network does not answer in time"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError):
+        return words(error)
     return str(error) or type(error).__name__
