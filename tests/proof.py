@@ -130,16 +130,21 @@ def _order(point: str) -> tuple[str, int]:
     return point[0], int(point[1:])
 
 
-def _tests(point: str) -> str:
+def _proofs(point: str) -> list[Proof]:
+    """In one order, whichever module was imported first."""
     found = [proof for proof in PROOFS if proof.point == point]
+    return sorted(found, key=lambda proof: MODULES.index(proof.module))
+
+
+def _tests(point: str) -> str:
     return "<br>".join(
         f"`{proof.module.removeprefix('tests.').replace('.', '/')}.py`: {proof.test.removeprefix('test_')}"
-        for proof in found
+        for proof in _proofs(point)
     )
 
 
 def _ends(point: str) -> str:
-    return "; ".join(dict.fromkeys(proof.ends for proof in PROOFS if proof.point == point))
+    return "; ".join(dict.fromkeys(proof.ends for proof in _proofs(point)))
 
 
 def load() -> None:
