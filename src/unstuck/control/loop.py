@@ -17,6 +17,7 @@ from unstuck.core.server.control import (
     Settled,
     plan_control,
 )
+from unstuck.runtime.metrics import Steps, Unwatched
 from unstuck.store import asks, clock, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
@@ -45,8 +46,10 @@ class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
     def __init__(
-        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK
-    ) -> None:
+        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK,
+        watch: Steps | None = None,
+    ) -> None:  # fmt: skip
+        self._watch = watch or Unwatched()
         self._tick = tick
         self._port = port
         self._store = store
@@ -75,6 +78,7 @@ class Controller:
                 )
                 for server_id in due:
                     await self._step_safely(server_id)
+                self._watch.round()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
                 due = []
@@ -84,10 +88,12 @@ class Controller:
         try:
             await self.step(server_id)
             self._failures.pop(server_id, None)
+            self._watch.step(failed=False)
         except StoreUnavailable:
             raise
         except Exception:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
+            self._watch.step(failed=True)
             log.exception("step failed", server=server_id, failures=failures)
             await self._tx(servers.postpone, server_id, min(2.0**failures, BACKOFF_MAX))
 

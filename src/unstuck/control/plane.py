@@ -24,6 +24,7 @@ from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
+from unstuck.runtime.metrics import Metrics
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
 from unstuck.runtime.state import State
@@ -69,7 +70,8 @@ class ControlPlane:
         self._store = store
         self._state_dir = settings.state_dir
         self._notifier = Notifier()
-        self._extra: dict[str, Any] = {}
+        self._metrics = Metrics()
+        self._extra: dict[str, Any] = {"metrics": self._metrics}
         app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
         self._polls = polls(app.state.unstuck.extra)
         config = uvicorn.Config(
@@ -78,7 +80,7 @@ class ControlPlane:
             h11_max_incomplete_event_size=64 * 1024,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake)
+        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics)
 
     async def run(self) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -131,6 +133,10 @@ async def run(state: State, store: Store, listener: socket.socket, settings: Set
         log.info("control plane ends; guests go on running")
 
 
+def _settings(state: State, public_url: str | None) -> Settings:
+    return Settings(state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token())
+
+
 def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
@@ -139,7 +145,7 @@ def serve(
     try:
         ensure_schema_apart(store, store_url)
         set_up(store, state, network=network)
-        work = run(state, store, listener, Settings(state_dir=state.root, public_url=public_url), url)
+        work = run(state, store, listener, _settings(state, public_url), url)
         try:
             import uvloop
         except ImportError:

@@ -139,7 +139,7 @@ def delete_image(tx: Tx, image_id: str, *, project_id: str | None, admin: bool =
         .where(images.c.id == image_id)
         .values(
             deleted_wall=tx.now.wall, data_name=None, size=None, virtual_size=None, checksum=None,
-            sha512=None, upload_nonce=None, upload_until=None, properties="{}", tags="[]",
+            sha512=None, upload_nonce=None, upload_since=None, upload_until=None, properties="{}", tags="[]",
         )
     )  # fmt: skip
     return image.data.name if image.data else None
@@ -157,7 +157,7 @@ def claim_upload(
     tx.execute(
         sa.update(images)
         .where(images.c.id == image_id)
-        .values(upload_nonce=nonce, upload_until=tx.now.lease + seconds)
+        .values(upload_nonce=nonce, upload_since=tx.now.lease, upload_until=tx.now.lease + seconds)
     )
     return image
 
@@ -175,14 +175,14 @@ def finish_upload(tx: Tx, image_id: str, *, nonce: str, disk_format: str, data: 
     values = {
         "data_name": data.name, "size": data.size, "virtual_size": data.virtual_size,
         "checksum": data.checksum, "sha512": data.sha512, "updated": tx.now.wall,
-        "upload_nonce": None, "upload_until": None,
+        "upload_nonce": None, "upload_since": None, "upload_until": None,
     }  # fmt: skip
     return _fenced(tx, image_id, nonce, values, images.c.disk_format == disk_format)
 
 
 def release_upload(tx: Tx, image_id: str, *, nonce: str) -> bool:
     """The upload failed: the image is queued again."""
-    return _fenced(tx, image_id, nonce, {"upload_nonce": None, "upload_until": None})
+    return _fenced(tx, image_id, nonce, {"upload_nonce": None, "upload_since": None, "upload_until": None})
 
 
 def _fenced(tx: Tx, image_id: str, nonce: str, values: dict[str, Any], *conditions: Any) -> bool:
@@ -199,7 +199,7 @@ def expire_uploads(tx: Tx) -> int:
     done = tx.execute(
         sa.update(images)
         .where(images.c.upload_until <= tx.now.lease)
-        .values(upload_nonce=None, upload_until=None)
+        .values(upload_nonce=None, upload_since=None, upload_until=None)
     )
     return done.rowcount
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Conflict, Forbidden
+from unstuck.core.errors import Conflict
 from unstuck.core.server.data import Spec
-from unstuck.store import readable
+from unstuck.store import quotas, readable
 from unstuck.store import servers as actions
 from unstuck.store.asks import ask_host
 from unstuck.store.engine import Tx
@@ -19,7 +19,6 @@ from unstuck.store.schema.compute import servers
 from unstuck.store.server_lists import Shown, check_owner, find_server, show_server
 from unstuck.store.servers import Caller
 
-MAX_METADATA = 128
 MAX_TAGS = 50
 _spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _meta = msgspec.json.Decoder(dict[str, str])
@@ -56,8 +55,7 @@ def change_metadata(
     if item.facts.deleted:
         raise Conflict(f"Cannot change the metadata of instance {server_id}: it is being deleted.")
     made = change(_meta.decode(item.meta))
-    if len(made) > MAX_METADATA:
-        raise Forbidden(f"Maximum number of metadata items exceeds {MAX_METADATA}")
+    quotas.check_metadata_count(tx, item.project_id, len(made))
     _write(tx, server_id, {"meta": msgspec.json.encode(made).decode()})
     return made
 
