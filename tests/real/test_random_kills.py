@@ -63,7 +63,7 @@ def test_twenty_kills_at_random_moments_with_instant_guests(
 def test_five_hundred_kills_in_an_hour_with_real_guests(
     make: Make, record_property: Callable[[str, object], None]
 ) -> None:
-    """``UNSTUCK_KILLS`` makes it shorter; ``UNSTUCK_SEED`` repeats the moments, if not the machine's timing."""
+    """``UNSTUCK_KILLS`` makes it shorter; ``UNSTUCK_SEED`` repeats the moments, not the machine's timing."""
     record_property("seed", SEED)
     killer, worker = rampage(make("qemu"), SEED, HOUR_KILLS, every=8.5)
     record_property("kills", dict(killer.kills))
