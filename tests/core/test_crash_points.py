@@ -6,9 +6,9 @@ import itertools
 
 import msgspec
 import pytest
+
 from tests.core.test_plan_control import HOST, NEW, NOW
 from tests.proof import proves
-
 from unstuck.core.server.control import FailIt, plan_control
 from unstuck.core.server.data import Fence, Gone, Observation, Place, Step, Thing
 from unstuck.core.server.status import status

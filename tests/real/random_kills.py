@@ -14,8 +14,8 @@ from collections import Counter
 from typing import Any
 
 import httpx2
-from tests.real.fault_cloud import FaultCloud, Role
 
+from tests.real.fault_cloud import FaultCloud, Role
 from unstuck.cli.cloud import COMPUTE, connect
 
 AT_ONCE = 3

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.proof import proves
 from tests.real.fault_cloud import FaultCloud, namespace
-
 from unstuck.cli import guests, tiny
 from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import State

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
+
 from tests.proof import proves
 from tests.real.fault_cloud import FaultCloud, namespace
-
 from unstuck.cli import tiny
 from unstuck.cli.cloud import COMPUTE
 from unstuck.runtime.state import State

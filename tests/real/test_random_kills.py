@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.real.fault_cloud import FaultCloud, namespace
 from tests.real.random_kills import rampage
-
 from unstuck.cli import tiny
 from unstuck.runtime.state import State
 
