@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -305,6 +307,20 @@ def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
     assert not marker.exists()
     cli.up()
     until(marker.exists)  # what is wanted of it has not changed
+
+
+def test_doctor_names_a_record_that_cannot_be_read_and_the_remedy(cli: Cli, tmp_path: Path) -> None:
+    cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
+    with connect(cli.state) as cloud:
+        server_id = create(cloud, "web")
+    until((cli.state.host / "servers" / server_id / "guest.json").exists)
+    with contextlib.closing(sqlite3.connect(cli.state.store, timeout=30)) as store, store:
+        store.execute("UPDATE servers SET tags = '{' WHERE id = ?", (server_id,))
+    for _ in range(2):  # by the control plane, then by the store itself
+        said = cli.run("doctor", code=1)
+        assert f"tags of server web ({server_id}) cannot be read" in said
+        assert "or delete the server" in said
+        cli.run("down")
 
 
 @pytest.mark.parametrize(

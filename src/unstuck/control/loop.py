@@ -18,6 +18,7 @@ from unstuck.core.server.control import (
     plan_control,
 )
 from unstuck.core.time import backoff
+from unstuck.runtime.metrics import Steps, Unwatched
 from unstuck.store import asks, clock, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
@@ -46,8 +47,10 @@ class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
     def __init__(
-        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK
-    ) -> None:
+        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK,
+        watch: Steps | None = None,
+    ) -> None:  # fmt: skip
+        self._watch = watch or Unwatched()
         self._tick = tick
         self._port = port
         self._store = store
@@ -76,6 +79,7 @@ class Controller:
                 )
                 for server_id in due:
                     await self._step_safely(server_id)
+                self._watch.round()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
                 due = []
@@ -85,10 +89,12 @@ class Controller:
         try:
             await self.step(server_id)
             self._failures.pop(server_id, None)
+            self._watch.step(failed=False)
         except StoreUnavailable:
             raise
         except Exception:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
+            self._watch.step(failed=True)
             log.exception("step failed", server=server_id, failures=failures)
             await self._tx(servers.postpone, server_id, backoff(failures, 2.0, BACKOFF_MAX))
 

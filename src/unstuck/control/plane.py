@@ -24,6 +24,7 @@ from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
+from unstuck.runtime.metrics import Metrics
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
 from unstuck.runtime.service import Service
@@ -70,7 +71,8 @@ class ControlPlane:
         self._store = store
         self._state_dir = settings.state_dir
         self._notifier = Notifier()
-        self._extra: dict[str, Any] = {}
+        self._metrics = Metrics()
+        self._extra: dict[str, Any] = {"metrics": self._metrics}
         app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
         self._polls = polls(app.state.unstuck.extra)
         config = uvicorn.Config(
@@ -79,7 +81,7 @@ class ControlPlane:
             h11_max_incomplete_event_size=64 * 1024,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake)
+        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics)
 
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -118,9 +120,9 @@ class ControlPlane:
                 await web
 
 
-async def run(state: State, store: Store, listener: socket.socket, settings: Settings, url: str) -> int:
-    barriers = Barriers.from_environment(state.run)
-    port = AsyncPort(barriers)
+async def run(
+    state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str
+) -> int:
     plane = ControlPlane(store, settings, port, listener)
     me = myself()
     ready = Ready(me.pid, me.start, url)
@@ -136,15 +138,21 @@ async def run(state: State, store: Store, listener: socket.socket, settings: Set
         log.info("control plane ends; guests go on running")
 
 
+def _settings(state: State, public_url: str | None) -> Settings:
+    return Settings(state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token())
+
+
 def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
     """Open the store, make it complete, and run until told to end."""
-    store = Store(store_url)
+    barriers = Barriers.from_environment(state.run)
+    store = Store(store_url, barrier=barriers.check)
     try:
         ensure_schema_apart(store, store_url)
         set_up(store, state, network=network)
-        work = run(state, store, listener, Settings(state_dir=state.root, public_url=public_url), url)
+        port = AsyncPort(barriers)
+        work = run(state, store, port, listener, _settings(state, public_url), url)
         try:
             import uvloop
         except ImportError:

@@ -174,6 +174,9 @@ class Agent:
         self._version = world.version
         self._knows_world = True
         for want in world.wants:
+            known = self._held.get(want.server_id)
+            if known is not None and known.want.version != want.version:
+                self._reported.pop(want.server_id, None)  # told anew: so that is what it asks of us, too
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
         for server_id in [known for known in self._held if known not in world.ids]:

@@ -117,6 +117,13 @@ class State:
         except PermissionError:
             raise StateError(f"{self.secrets} may only be read by its owner; become that user.") from None
 
+    def metrics_token(self) -> str | None:
+        """What lets other machines read the metrics; None in a folder that has none."""
+        try:
+            return (self.secrets / "metrics-token").read_text().strip() or None
+        except FileNotFoundError:
+            return None
+
 
 def prepare(root: Path, *, port: int | None = None, driver: str | None = None) -> State:
     """Make the state folder complete; whatever is there already stays as it is.
@@ -130,6 +137,7 @@ def prepare(root: Path, *, port: int | None = None, driver: str | None = None) -
             private_folder(folder)
         for user in USERS:
             write_once(state.secrets / f"{user}-password", secrets.token_urlsafe(18).encode())
+        write_once(state.secrets / "metrics-token", secrets.token_urlsafe(24).encode())
         _prepare_host(state)
         _prepare_file(state, port, driver)
     except PermissionError as error:

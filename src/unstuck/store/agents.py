@@ -11,6 +11,7 @@ from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Regis
 from unstuck.core.server.control import STALL
 from unstuck.core.server.data import (
     Fence,
+    Flavor,
     Observation,
     Off,
     OperationKind,
@@ -24,6 +25,7 @@ from unstuck.core.server.data import (
     Unclear,
     Want,
 )
+from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
@@ -35,6 +37,7 @@ from unstuck.store.servers import LEASE, finish_delete_locked
 HEARTBEAT = 5.0
 
 _spec = msgspec.json.Decoder(Spec)
+_NO_SPEC = Spec("", "", "", "", Flavor(0, 0, 0), ())
 
 
 class Superseded(Exception):
@@ -290,7 +293,7 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
     return World(
         version=version,
         ids=tuple(_IDS.scalars(tx, host=host_id)),
-        wants=tuple(_want(row, tx.now.lease) for row in rows),
+        wants=tuple(want for row in rows if (want := _want(tx, row)) is not None),
         asks=tuple(
             Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
             for q in questions
@@ -299,8 +302,16 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
     )
 
 
-def _want(row: Any, lease: float) -> Want:
-    patience = 0.0
+def _want(tx: Tx, row: Any) -> Want | None:
+    """What is wanted of one server. None: its spec cannot be read, so its host goes on with what it knows.
+
+    To stop or to remove it needs no spec, so that these always get through.
+    """
+    lease, patience = tx.now.lease, 0.0
+    gone = row.deleted or row.state == "tombstone"
+    spec = readable.read(_spec, row.spec, _NO_SPEC)
+    if spec is _NO_SPEC and not gone and row.power != Power.OFF:
+        return None
     if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
         patience = max(row.deadline - lease, 0.0)
     return Want(
@@ -313,9 +324,9 @@ def _want(row: Any, lease: float) -> Want:
         edge=row.edge,
         soft=row.edge_soft,
         patience=patience,
-        gone=row.deleted or row.state == "tombstone",
+        gone=gone,
         disk_recorded=row.disk_id is not None,
-        spec=_spec.decode(row.spec),
+        spec=spec,
     )
 
 

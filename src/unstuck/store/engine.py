@@ -35,12 +35,23 @@ class StoreUnavailable(Exception):
 
 
 class Store:
-    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``."""
+    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``.
 
-    def __init__(self, url: str, *, wall: Callable[[], float] | None = None) -> None:
+    ``barrier`` is called with ``commit.<function>`` when all is written and nothing committed, and with
+    ``commit.<function>+`` once it is committed and nobody knows yet, so that a kill can be aimed at both.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wall: Callable[[], float] | None = None,
+        barrier: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.sqlite = url.startswith("sqlite")
         self.memory = url == "sqlite://"
         self._wall = wall or (time.time if self.sqlite else None)
+        self._barrier = barrier
         if self.memory:
             self.engine = sa.create_engine(
                 url, module=pysqlite3, poolclass=StaticPool,
@@ -85,7 +96,10 @@ class Store:
         for attempt in range(RETRIES):
             try:
                 with self.engine.begin() as conn:
-                    return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
+                    answer = tx(Tx(conn, self._wall, read_now), *args, **kwargs)
+                    self._barrier(f"commit.{tx.__name__}")
+                self._barrier(f"commit.{tx.__name__}+")
+                return answer
             except self._outages as error:
                 cause = getattr(error, "orig", error)
                 if getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:

@@ -71,6 +71,7 @@ def create_servers(tx: Tx, asked: Asked, ids: Sequence[str], caller: Caller, *, 
     count = quotas.grant(
         tx, caller.project_id, least=asked.least, most=asked.most, vcpus=flavor.vcpus, ram_mb=flavor.ram_mb
     )
+    quotas.check_metadata_count(tx, caller.project_id, len(asked.metadata))
     spares = iter(ids[asked.most :])
     for index in range(count):
         spec = _spec(asked, ids[index], index, caller.project_id, flavor)

@@ -367,7 +367,13 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     loaded = load_server(tx, server_id)
     if loaded is None or loaded.server.place is not None:
         return False
-    flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+    try:
+        flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+    except msgspec.DecodeError:
+        remedy = "delete the server and create it again; or put its spec back from a backup of the store"
+        reason = "what the server is to be made of cannot be read in the store"
+        fail_server(tx, server_id, "record-unreadable", reason, remedy)
+        return True  # decided: another host could not read it either
     if not _has_room(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb):
         return False
     _INSERT_PLACEMENT.run(
@@ -431,7 +437,14 @@ def fail_server(tx: Tx, server_id: str, code: str, reason: str, remedy: str) -> 
 
 
 def review_server(tx: Tx, server_id: str) -> None:
-    """Judge a due server again: the facts may have aged, and its next look must lie ahead."""
+    """Judge a due server again: the facts may have aged, and its next look must lie ahead.
+
+    Where what was seen of it cannot be read any more, its host is asked to tell it anew.
+    """
+    loaded = load_server(tx, server_id)
+    if loaded is not None and "seen" in loaded.server.unreadable and loaded.server.place is not None:
+        lock_host(tx, loaded.server.place.host_id)
+        bump_world(tx, loaded.server.place.host_id, server_id)
     judge(tx, server_id)
 
 

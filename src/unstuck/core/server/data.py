@@ -290,3 +290,5 @@ class Server(msgspec.Struct, frozen=True):
     work_deadline: float | None
     operation: Operation | None
     failure: Failure | None
+    unreadable: tuple[str, ...] = ()
+    """Columns of its row that cannot be read."""
