@@ -1,4 +1,4 @@
-"""Two control planes on one store: on SQLite one serves and the other is told; on PostgreSQL they are equals."""
+"""Two control planes on one store: on SQLite one serves, on PostgreSQL they are equals."""
 
 from __future__ import annotations
 
