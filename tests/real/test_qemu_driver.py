@@ -529,7 +529,7 @@ def test_guests_reach_their_own_network_and_nothing_else(
             assert await ask("10.7.0.5", "address") == ["10.7.0.5/24"]
             assert await ask("10.7.0.5", "connect 10.7.0.6 7 hostname") == ["tiny"]
             assert await ask("10.7.0.5", "connect 10.7.0.1 99 x") == ["error: no answer"]  # the host
-            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+            await exec_("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
             assert await ask("10.7.0.5", "connect 10.8.0.9 7 hostname") == ["error: no answer"]
             service.close()
             # Filter flushed by somebody else: the guard puts it back, with every port's entry.

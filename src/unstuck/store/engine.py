@@ -64,7 +64,7 @@ class Store:
             )  # fmt: skip
         else:
             self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
-        self._outages: tuple[type[Exception], ...] = (
+        self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError,
             self.engine.dialect.loaded_dbapi.OperationalError,
         )
@@ -100,7 +100,7 @@ class Store:
                     self._barrier(f"commit.{tx.__name__}")
                 self._barrier(f"commit.{tx.__name__}+")
                 return answer
-            except self._outages as error:
+            except self.outages as error:
                 cause = getattr(error, "orig", error)
                 if getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
                     continue
@@ -112,7 +112,7 @@ class Store:
         try:
             with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                 return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-        except self._outages as error:
+        except self.outages as error:
             raise StoreUnavailable(str(getattr(error, "orig", error))) from error
 
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
