@@ -215,14 +215,14 @@ def _tell(state: State) -> Callable[[Registered], None]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unstuck host", description="Run the agent of this host.")
     parser.add_argument("--state", type=Path, default=None, help="state folder")
-    parser.add_argument("--url", default=None, help="URL of the control plane")
+    parser.add_argument("--url", default=None, help="URL of the control plane, or several with commas")
     parser.add_argument("--driver", choices=("qemu", "instant"), default=None)
     arguments = parser.parse_args(argv)
     os.umask(0o077)
     logs.set_up("host")
     state = State(arguments.state or default_state())
     try:
-        url = arguments.url or state.url()
+        url = arguments.url or os.environ.get("UNSTUCK_URL") or state.url()
         driver = arguments.driver or state.read().driver
         lock = FileLock(state.host_lock)
         lock.acquire(take_over=True)

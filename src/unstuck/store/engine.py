@@ -68,7 +68,7 @@ class Store:
             )  # fmt: skip
         else:
             self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
-        self._outages: tuple[type[Exception], ...] = (
+        self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError,
             self.engine.dialect.loaded_dbapi.OperationalError,
         )
@@ -94,7 +94,7 @@ class Store:
             return StoreDamaged(
                 f"The store {self.engine.url.database} is damaged ({cause}): put back a copy of it"
             )
-        return StoreUnavailable(str(cause)) if isinstance(error, self._outages) else error
+        return StoreUnavailable(str(cause)) if isinstance(error, self.outages) else error
 
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
@@ -120,7 +120,7 @@ class Store:
                 return answer
             except self.errors as error:
                 cause = getattr(error, "orig", error)
-                outage = isinstance(error, self._outages)
+                outage = isinstance(error, self.outages)
                 if outage and getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
                     continue
                 told = self.told(error)
