@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from api_cloud import Cloud
 from tests.compute_site import Site
 
 from unstuck.core.server.names import hostname_of, name_filter
+from unstuck.store import quotas
 
 SERVERS = "/compute/v2.1/servers"
 
@@ -141,10 +141,8 @@ def test_deleted_ones(admin: Cloud, demo: Cloud, site: Site) -> None:
     assert status_of(demo, "status=deleted") == 403
 
 
-def test_a_thousand_servers_take_two_statements(admin: Cloud, site: Site, monkeypatch: Any) -> None:
-    from unstuck.store import quotas
-
-    monkeypatch.setattr(quotas, "LIMITS", quotas.Usage(5000, 5000, 1 << 30))
+def test_a_thousand_servers_take_two_statements(admin: Cloud, site: Site) -> None:
+    site.store.transact(quotas.set_default_limits, {"instances": -1, "cores": -1, "ram": -1})
     for _ in range(10):
         answer = admin.ask("POST", SERVERS, json=site.body(min_count=100, networks=None))
         assert answer.status_code == 202, answer.text
@@ -155,12 +153,9 @@ def test_a_thousand_servers_take_two_statements(admin: Cloud, site: Site, monkey
     )  # fmt: skip
     admin.get(f"{SERVERS}/detail")
     statements.clear()
-    began = time.perf_counter()
     answer = admin.get(f"{SERVERS}/detail")
-    took = time.perf_counter() - began
     assert len(answer.json()["servers"]) == 1000
     assert len([text for text in statements if "servers" in text or "ports" in text]) <= 3
-    assert took < 3, took
 
 
 def test_name_filters_are_safe_and_mean_what_people_expect() -> None:

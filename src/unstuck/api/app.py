@@ -14,6 +14,7 @@ from unstuck.api.dispatch import Authenticate, Dispatcher
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Route
+from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store
 
 SERVICES: Final[list[str]] = [
@@ -25,6 +26,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.network",
     "unstuck.api.explain",
     "unstuck.api.recovery",
+    "unstuck.api.metrics",
 ]
 
 
@@ -44,13 +46,10 @@ def create_app(
     extra: dict[str, Any] | None = None,
 ) -> Starlette:
     """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
-    identity = (extra or {}).get("identity") or Authenticator()
-    app = App(
-        settings=settings, notifier=notifier or Notifier(), extra={"identity": identity, **(extra or {})}
-    )
+    helpers = {"identity": Authenticator(), "metrics": Metrics(), **(extra or {})}
+    app = App(settings=settings, notifier=notifier or Notifier(), extra=helpers)
     table = all_routes() if routes is None else routes
-    starlette = Starlette(
-        routes=[Mount("/", app=Dispatcher(store, app, table, authenticate or identity))], lifespan=lifespan
-    )
+    dispatcher = Dispatcher(store, app, table, authenticate or helpers["identity"])
+    starlette = Starlette(routes=[Mount("/", app=dispatcher)], lifespan=lifespan)
     starlette.state.unstuck = app
     return starlette

@@ -32,6 +32,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     images_per_project: int = 1000
     upload_lease_seconds: float = 60.0
     """How long an image upload stays its holder's while no bytes flow."""
+    metrics_token: str | None = None
+    """Lets others than this machine itself read ``/metrics``."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +21,7 @@ from unstuck.api.inputs import choose_action, decode_body, decode_query, drain, 
 from unstuck.api.policy import enforce
 from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
 from unstuck.core.errors import Refused
+from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store, StoreUnavailable
 
 log = structlog.get_logger()
@@ -47,6 +49,7 @@ class Dispatcher:
         self.app = app
         self.table = Table(routes)
         self.authenticate = authenticate
+        self.metrics: Metrics = app.extra["metrics"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,6 +59,7 @@ class Dispatcher:
         raw_path = scope.get("raw_path") or scope["path"].encode()
         service = raw_path.lstrip(b"/").partition(b"/")[0].decode("latin-1")
         request_id = f"req-{uuid.uuid4()}"
+        began = time.perf_counter()
         call = Call(store=self.store, app=self.app, http=http, request_id=request_id)
         sender = _Sender(send, head=http.method == "HEAD")
         headers = {"x-openstack-request-id": request_id}
@@ -75,9 +79,16 @@ class Dispatcher:
             render = RENDERERS.get(service, errors.render_own)
             body = msgspec.json.encode(render(error, request_id))
             await sender.reply(Reply(body, headers=error.headers), error.status, headers)
+        finally:
+            if sender.status:
+                self.metrics.request(
+                    http.method if call.route else "", call.route or "none", sender.status,
+                    time.perf_counter() - began,
+                )  # fmt: skip
 
     async def _answer(self, call: Call, raw_path: bytes, service: str) -> tuple[Reply, int]:
         entries, values = self._find(call.http.method, raw_path)
+        call.route = entries[0].route.path
         public = any(e.policy.public for e in entries)
         if not public:
             call.identify(await self.authenticate(call))
@@ -158,6 +169,7 @@ class _Sender:
         self._send = send
         self._head = head
         self.started = False
+        self.status = 0
 
     async def reply(self, reply: Reply, status: int, headers: Mapping[str, str]) -> None:
         status = reply.status or status
@@ -177,6 +189,7 @@ class _Sender:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
+        self.status = status
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 

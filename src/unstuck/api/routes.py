@@ -46,7 +46,9 @@ class Reply(msgspec.Struct, frozen=True):
 class Call:
     """One request, with everything already checked that the route's table entry says."""
 
-    __slots__ = ("_token", "app", "body", "http", "params", "query", "request_id", "store", "version")
+    __slots__ = (
+        "_token", "app", "body", "http", "params", "query", "request_id", "route", "store", "version",
+    )  # fmt: skip
 
     def __init__(self, *, store: Store, app: App, http: Request, request_id: str) -> None:
         self.store = store
@@ -57,6 +59,8 @@ class Call:
         self.query: Any = None
         self.body: Any = None
         self.version: Version = MIN
+        self.route: str | None = None
+        """Its path in the route table, once it is found."""
         self._token: Token | None = None
 
     @property

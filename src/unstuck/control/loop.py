@@ -7,7 +7,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
 
 import structlog
 
-from unstuck.core.backoff import backoff
 from unstuck.core.port import Port
 from unstuck.core.server.control import (
     PLACE_RETRY,
@@ -18,7 +17,9 @@ from unstuck.core.server.control import (
     Settled,
     plan_control,
 )
+from unstuck.core.time import backoff
 from unstuck.runtime.marks import Forgetful, Marks
+from unstuck.runtime.metrics import Steps, Unwatched
 from unstuck.store import asks, generation, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
@@ -53,9 +54,11 @@ class Controller:
         notify: Callable[[str], None],
         *,
         tick: float = TICK,
+        watch: Steps | None = None,
         marks: Marks | None = None,
         disputed_files: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
+        self._watch = watch or Unwatched()
         self._tick = tick
         self._marks: Marks = Forgetful() if marks is None else marks
         self._disputed_files = disputed_files
@@ -99,6 +102,7 @@ class Controller:
                 )
                 for server_id in due:
                     await self._step_safely(server_id)
+                self._watch.round()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
                 due = []
@@ -108,10 +112,12 @@ class Controller:
         try:
             await self.step(server_id)
             self._failures.pop(server_id, None)
+            self._watch.step(failed=False)
         except StoreUnavailable:
             raise
         except Exception:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
+            self._watch.step(failed=True)
             log.exception("step failed", server=server_id, failures=failures)
             await self._tx(servers.postpone, server_id, backoff(failures, 2.0, BACKOFF_MAX))
 

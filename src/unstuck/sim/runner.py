@@ -138,7 +138,7 @@ class Run:
         self.minds: dict[str, Agent] = {}
         self.scripts = 0
         self.running = False
-        self.user = SimUser(self)
+        self.user: SimUser
         self.setback = setback
         self.jump = jump
         self.shift = 0.0
@@ -310,7 +310,7 @@ class Run:
         self.boot_control()
         for host in self.hosts:
             self.boot_agent(host)
-        user = self.user
+        user = self.user = SimUser(self)
         user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
         start = engine.now
         engine.after_step = self._after_step
@@ -385,10 +385,14 @@ class SimUser:
         self._process = run.engine.process("user")
         self._process.faultable = False
         self._requests = 0
+        self._scripts: list[Coroutine[Any, Any, None]] = []
 
     def abandon(self) -> None:
         """Whoever was at work finds that the cloud has forgotten things, and gives up."""
         self._process.kill()
+        for script in self._scripts:
+            script.close()
+        self._scripts.clear()
         self._process = self._run.engine.process("user")
         self._process.faultable = False
         self._run.scripts = 0
@@ -431,6 +435,7 @@ class SimUser:
 
     def beside(self, script: Coroutine[Any, Any, None]) -> None:
         self._run.scripts += 1
+        self._scripts.append(script)
         self._process.spawn("script", self._counted(script))
 
     async def _counted(self, script: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ from unstuck.store.servers import Caller
 if TYPE_CHECKING:
     from unstuck.sim.runner import SimUser
 
-DISTANCES = (1, 2, 5, 12, 40)
+DISTANCES = (1, 2, 5, 12)
 """By how many commits the store is set back."""
 JUMPS = (3600.0, -3600.0, 86_400.0)
 """Seconds by which the clock jumps: an hour forward, back, and the whole machine asleep for a day."""
@@ -60,26 +60,21 @@ class Jump(msgspec.Struct, frozen=True):
     asleep: bool = False
 
 
-def setbacks(commits: int) -> Iterator[tuple[int, Setback]]:
-    """Every commit as the last one before the store is set back, by several distances; with hosts to run on.
+def setbacks(one: int, two: int) -> Iterator[tuple[int, Setback]]:
+    """Schedules for a scenario that has ``one`` commits on one host and ``two`` on two; with their hosts.
 
-    The variants take turns, so that each commit meets some of them and each of them most commits.
+    Every commit is the last one before the store is set back by several distances, and every commit is the
+    copy that is put back in the end: noticed by hosts only, and with one host that is silent just then.
     """
-    for back in range(2, commits + 1):
+    for back in range(1, one + 1):
         for turn, distance in enumerate(DISTANCES):
-            if distance > back:
-                continue  # commit 0 is the store before anybody came
-            number = back + turn
-            silent = 40.0 if number % 3 == 0 else 0.0
-            plan = Setback(
-                back - distance,
-                back,
-                # A host that is silent has told nobody, so only the record can show that the store is old.
-                record=bool(silent) or number % 2 == 0,
-                impatient=(back // 2 + turn) % 2 == 0,
-                silent=silent,
-            )
-            yield (2 if silent else 1), plan
+            if distance <= back:  # commit 0 is the store before anybody came
+                record, impatient = (back + turn) % 2 == 0, (back // 2 + turn) % 2 == 0
+                yield 1, Setback(back - distance, back, record=record, impatient=impatient)
+    for copy in range(one):
+        yield 1, Setback(copy, one, record=False, impatient=copy % 2 == 0)
+    for copy in range(two):
+        yield 2, Setback(copy, two, silent=40.0, impatient=copy % 2 == 1)
 
 
 async def aftermath(user: SimUser, plan: Setback) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.agents import Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
 from unstuck.core.generation import Mark, Relation, relation
 from unstuck.core.server.control import STALL
 from unstuck.core.server.data import (
     Fence,
+    Flavor,
     Observation,
     Off,
     OperationKind,
@@ -25,6 +26,7 @@ from unstuck.core.server.data import (
     Unclear,
     Want,
 )
+from unstuck.store import readable
 from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import Behind, notice, recovery, rise
@@ -37,6 +39,7 @@ from unstuck.store.servers import LEASE, finish_delete_locked
 HEARTBEAT = 5.0
 
 _spec = msgspec.json.Decoder(Spec)
+_NO_SPEC = Spec("", "", "", "", Flavor(0, 0, 0), ())
 
 
 class Superseded(Exception):
@@ -72,6 +75,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             ram_mb=0,
             disk_gb=0,
             facts="{}",
+            no_networks="",
             unknown="[]",
             version=0,
             incarnation=0,
@@ -108,6 +112,7 @@ _REGISTER = Prepared(
     .where(hosts.c.id == sa.bindparam("host"))
     .values(
         facts=sa.bindparam("facts_now"),
+        no_networks=sa.bindparam("why_no_networks"),
         vcpus=sa.bindparam("cpus"),
         ram_mb=sa.bindparam("memory"),
         disk_gb=sa.bindparam("disk"),
@@ -142,6 +147,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             tx,
             host=host_id,
             facts_now=msgspec.json.encode(ask.facts).decode(),
+            why_no_networks=ask.facts.no_networks,
             cpus=ask.facts.vcpus,
             memory=ask.facts.ram_mb,
             disk=ask.facts.disk_gb,
@@ -150,7 +156,9 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             number=number,
             start=ask.start,
         )
-    return Registered(number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
+    return Registered(
+        number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx), protocol=PROTOCOL
+    )
 
 
 _BEAT = Prepared(
@@ -205,11 +213,19 @@ def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
 
 
 _INCARNATION = Prepared(sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")))
+_HOLD_INCARNATION = Prepared(
+    sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")).with_for_update(read=True)
+)
 
 
-def check_incarnation(tx: Tx, host_id: str, incarnation: int) -> None:
-    """Raises :class:`Superseded`; :class:`Behind` for a number that the store has never given, or lost."""
-    current = _INCARNATION.scalar(tx, host=host_id)
+def check_incarnation(tx: Tx, host_id: str, incarnation: int, *, hold: bool = False) -> None:
+    """Raises :class:`Superseded`; :class:`Behind` for a number that the store has never given, or lost.
+
+    ``hold``: no other incarnation registers before this transaction ends. Without it a claim and a
+    registration at once left a lease to an agent that was superseded (a barrier test on PostgreSQL).
+    """
+    query = _HOLD_INCARNATION if hold else _INCARNATION
+    current = query.scalar(tx, host=host_id)
     if current is None:
         raise UnknownHost(host_id)
     if current < incarnation:
@@ -324,7 +340,7 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int, history: str = "")
     return World(
         version=version,
         ids=tuple(_IDS.scalars(tx, host=host_id)),
-        wants=tuple(_want(row, tx.now.lease) for row in rows),
+        wants=tuple(want for row in rows if (want := _want(tx, row)) is not None),
         asks=tuple(
             Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
             for q in questions
@@ -333,8 +349,17 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int, history: str = "")
     )
 
 
-def _want(row: Any, lease: float) -> Want:
-    patience = 0.0
+def _want(tx: Tx, row: Any) -> Want | None:
+    """What is wanted of one server. None: its spec cannot be read, so its host goes on with what it knows.
+
+    To stop or to remove it needs no spec, so that these always get through.
+    """
+    lease, patience = tx.now.lease, 0.0
+    # The delete of what is in dispute is held until an operator has settled it.
+    gone = (row.deleted and row.disputed is None) or row.state == "tombstone"
+    spec = readable.read(_spec, row.spec, _NO_SPEC)
+    if spec is _NO_SPEC and not gone and row.power != Power.OFF:
+        return None
     if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
         patience = max(row.deadline - lease, 0.0)
     return Want(
@@ -347,16 +372,15 @@ def _want(row: Any, lease: float) -> Want:
         edge=row.edge,
         soft=row.edge_soft,
         patience=patience,
-        # The delete of what is in dispute is held until an operator has settled it.
-        gone=(row.deleted and row.disputed is None) or row.state == "tombstone",
+        gone=gone,
         disk_recorded=row.disk_id is not None,
-        spec=_spec.decode(row.spec),
+        spec=spec,
     )
 
 
 def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
-    check_incarnation(tx, host_id, ask.incarnation)
+    check_incarnation(tx, host_id, ask.incarnation, hold=True)
     state = _placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
@@ -381,7 +405,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     seen = ask.observation
     if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
         lock_host(tx, host_id)  # these two decide on more than the server's own row
-    check_incarnation(tx, host_id, ask.incarnation)
+    check_incarnation(tx, host_id, ask.incarnation, hold=True)
     if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
             _clear_tombstone(tx, host_id, ask)

@@ -30,6 +30,7 @@ def ask_host(
             server_id=server_id,
             kind=kind,
             argument=msgspec.json.encode(lines).decode(),
+            since=tx.now.lease,
             deadline=tx.now.lease + seconds,
         )
     )

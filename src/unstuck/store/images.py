@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Conflict, Forbidden, NotFound, TooLarge
+from unstuck.core.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
 from unstuck.core.image import BootImage, Data, Image, for_boot, uploading, visible_to
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.images import images
@@ -17,6 +18,11 @@ from unstuck.store.schema.images import images
 # Compiled once: every create of a server looks up to three images up.
 _LIVE = sa.select(images).where(images.c.id == sa.bindparam("image"), images.c.deleted_wall.is_(None))
 _ONE, _ONE_LOCKED = Prepared(_LIVE), Prepared(_LIVE.with_for_update())
+
+
+_tags = msgspec.json.Decoder(tuple[str, ...])
+_properties = msgspec.json.Decoder(dict[str, str])
+_UNREADABLE: dict[str, str] = {}
 
 
 def _image(row: Any) -> Image:
@@ -31,7 +37,8 @@ def _image(row: Any) -> Image:
         visibility=row.visibility, protected=row.protected, os_hidden=row.os_hidden,
         disk_format=row.disk_format, container_format=row.container_format,
         min_disk=row.min_disk, min_ram=row.min_ram,
-        tags=tuple(msgspec.json.decode(row.tags)), properties=msgspec.json.decode(row.properties),
+        tags=readable.read(_tags, row.tags, ()),
+        properties=readable.read(_properties, row.properties, _UNREADABLE),
         data=data, upload_nonce=row.upload_nonce, upload_until=row.upload_until,
         deleted_wall=row.deleted_wall,
     )  # fmt: skip
@@ -132,7 +139,7 @@ def delete_image(tx: Tx, image_id: str, *, project_id: str | None, admin: bool =
         .where(images.c.id == image_id)
         .values(
             deleted_wall=tx.now.wall, data_name=None, size=None, virtual_size=None, checksum=None,
-            sha512=None, upload_nonce=None, upload_until=None, properties="{}", tags="[]",
+            sha512=None, upload_nonce=None, upload_since=None, upload_until=None, properties="{}", tags="[]",
         )
     )  # fmt: skip
     return image.data.name if image.data else None
@@ -150,7 +157,7 @@ def claim_upload(
     tx.execute(
         sa.update(images)
         .where(images.c.id == image_id)
-        .values(upload_nonce=nonce, upload_until=tx.now.lease + seconds)
+        .values(upload_nonce=nonce, upload_since=tx.now.lease, upload_until=tx.now.lease + seconds)
     )
     return image
 
@@ -168,14 +175,14 @@ def finish_upload(tx: Tx, image_id: str, *, nonce: str, disk_format: str, data: 
     values = {
         "data_name": data.name, "size": data.size, "virtual_size": data.virtual_size,
         "checksum": data.checksum, "sha512": data.sha512, "updated": tx.now.wall,
-        "upload_nonce": None, "upload_until": None,
+        "upload_nonce": None, "upload_since": None, "upload_until": None,
     }  # fmt: skip
     return _fenced(tx, image_id, nonce, values, images.c.disk_format == disk_format)
 
 
 def release_upload(tx: Tx, image_id: str, *, nonce: str) -> bool:
     """The upload failed: the image is queued again."""
-    return _fenced(tx, image_id, nonce, {"upload_nonce": None, "upload_until": None})
+    return _fenced(tx, image_id, nonce, {"upload_nonce": None, "upload_since": None, "upload_until": None})
 
 
 def _fenced(tx: Tx, image_id: str, nonce: str, values: dict[str, Any], *conditions: Any) -> bool:
@@ -192,7 +199,7 @@ def expire_uploads(tx: Tx) -> int:
     done = tx.execute(
         sa.update(images)
         .where(images.c.upload_until <= tx.now.lease)
-        .values(upload_nonce=None, upload_until=None)
+        .values(upload_nonce=None, upload_since=None, upload_until=None)
     )
     return done.rowcount
 
@@ -224,4 +231,7 @@ def files_in_use(tx: Tx) -> dict[str, str]:
 
 def image_for_boot(tx: Tx, image_id: str, project_id: str | None, *, admin: bool = False) -> BootImage:
     """The image in the form the compute API uses; 404 when the project may not see it."""
-    return for_boot(get_image(tx, image_id, project_id=project_id, admin=admin), tx.now.lease)
+    image = get_image(tx, image_id, project_id=project_id, admin=admin)
+    if image.properties is _UNREADABLE:  # among them may be the kernel that it boots with
+        raise Invalid(f"Image {image_id}: the store cannot read its properties; upload it again.")
+    return for_boot(image, tx.now.lease)

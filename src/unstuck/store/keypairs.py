@@ -6,11 +6,11 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Forbidden, NotFound
+from unstuck.store import quotas
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import keypairs
-
-MAX_KEYPAIRS = 100
+from unstuck.store.schema.identity import users
 
 
 class Keypair(msgspec.Struct, frozen=True):
@@ -29,12 +29,19 @@ _ONE = Prepared(
 )
 
 
-def add_keypair(tx: Tx, new: Keypair) -> Keypair:
-    """Remember a public key; raises :class:`Conflict` where the user has one of that name."""
+_LOCK = Prepared(sa.select(users.c.id).where(users.c.id == sa.bindparam("user")).with_for_update())
+
+
+def add_keypair(tx: Tx, new: Keypair, project_id: str) -> Keypair:
+    """Remember a public key; raises :class:`Conflict` where the user has one of that name.
+
+    How many a user may have is the quota of the project that asks.
+    """
+    _LOCK.first(tx, user=new.user_id)  # a statement of its own, before the count
     count = tx.execute(
         sa.select(sa.func.count()).select_from(keypairs).where(keypairs.c.user_id == new.user_id)
     ).scalar_one()
-    if count >= MAX_KEYPAIRS:
+    if count >= quotas.limit_of(tx, project_id, "key_pairs"):
         raise Forbidden("Quota exceeded, too many key pairs.")
     made = msgspec.structs.replace(new, created_wall=tx.now.wall)
     taken = Conflict(f"Key pair '{new.name}' already exists.")

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from unstuck.core.time import Now
 from unstuck.store.engine import Tx
 from unstuck.store.host_lists import HostRow, list_hosts
-from unstuck.store.schema.compute import operations, placements, servers
+from unstuck.store.schema.compute import OPEN, TOMBSTONE, operations, placements, servers
 from unstuck.store.schema.network import ports
 
 
@@ -34,11 +34,9 @@ def overview(tx: Tx) -> Overview:
     now = tx.now
     found = {
         "server": _unsettled(tx, now, servers, sa.not_(servers.c.settled), servers.c.next_look),
-        "operation": _unsettled(tx, now, operations, operations.c.state == "open", operations.c.deadline),
+        "operation": _unsettled(tx, now, operations, OPEN, operations.c.deadline),
     }
-    tombstones = tx.execute(
-        sa.select(sa.func.count()).select_from(placements).where(placements.c.state == "tombstone")
-    ).scalar_one()
+    tombstones = tx.execute(sa.select(sa.func.count()).select_from(placements).where(TOMBSTONE)).scalar_one()
     return Overview(found, tombstones, list_hosts(tx).rows, now)
 
 
@@ -47,7 +45,7 @@ def _unsettled(
 ) -> Unsettled:
     """A server is unsettled since the request that is still open, or else since what was last seen."""
     if table is servers:
-        opened = sa.and_(operations.c.resource_id == servers.c.id, operations.c.state == "open")
+        opened = sa.and_(operations.c.resource_id == servers.c.id, OPEN)
         since = sa.func.coalesce(operations.c.since, servers.c.seen_at)
         source: sa.FromClause = servers.outerjoin(operations, opened)
     else:

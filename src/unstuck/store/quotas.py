@@ -1,16 +1,18 @@
-"""Quotas: simple limits per project; what is in use is counted, never kept (there is nothing to leak)."""
+"""Quotas: limits per project; what is in use is counted, never kept (there is nothing to leak)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Forbidden
+from unstuck.core.errors import Forbidden, Invalid
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.compute import servers
+from unstuck.store.schema.compute import quota_defaults, quotas, servers
 from unstuck.store.schema.identity import projects
 
 
@@ -20,7 +22,19 @@ class Usage(msgspec.Struct, frozen=True):
     ram: int
 
 
-LIMITS: Final = Usage(instances=100, cores=200, ram=512 * 1024)
+DEFAULTS: Final[dict[str, int]] = {
+    "instances": 100, "cores": 200, "ram": 512 * 1024, "metadata_items": 128, "key_pairs": 100,
+    "server_groups": 0, "server_group_members": 0,
+    "injected_files": 0, "injected_file_content_bytes": 0, "injected_file_path_bytes": 0,
+    "fixed_ips": -1, "floating_ips": 0, "security_groups": 1, "security_group_rules": 0,
+}  # fmt: skip
+"""What a project may have unless somebody says otherwise; -1: as much as it likes.
+
+Counted here are instances, cores, ram, metadata_items and key_pairs. The others are limits on what is not
+there at all: they can be written and read as the compute API wants it, and allow nothing.
+"""
+
+UNLIMITED: Final = 1 << 62
 
 
 class _Size(msgspec.Struct, frozen=True):
@@ -29,6 +43,7 @@ class _Size(msgspec.Struct, frozen=True):
 
 
 _size = msgspec.json.Decoder(_Size)
+_NOTHING = _Size(0, 0)
 # Grouped, so that there is a row per flavor and not per server; JSON is read here, not in two dialects.
 _USED = Prepared(
     sa.select(servers.c.flavor, sa.func.count().label("instances"))
@@ -36,32 +51,107 @@ _USED = Prepared(
     .group_by(servers.c.flavor)
 )
 _LOCK = Prepared(sa.select(projects.c.id).where(projects.c.id == sa.bindparam("project")).with_for_update())
+_CHANGED_DEFAULTS = Prepared(sa.select(quota_defaults.c.resource, quota_defaults.c.hard_limit))
+_CHANGED = Prepared(
+    sa.select(quotas.c.resource, quotas.c.hard_limit).where(quotas.c.project_id == sa.bindparam("project"))
+)
+
+
+def default_limits(tx: Tx) -> dict[str, int]:
+    """The limits of a project for which nothing else was said."""
+    return DEFAULTS | {row.resource: row.hard_limit for row in _CHANGED_DEFAULTS.all(tx)}
+
+
+def limits(tx: Tx, project_id: str) -> dict[str, int]:
+    """A project's limits by resource; -1 is no limit."""
+    own = {row.resource: row.hard_limit for row in _CHANGED.all(tx, project=project_id)}
+    return default_limits(tx) | own
+
+
+def limit_of(tx: Tx, project_id: str, resource: str) -> int:
+    """One limit as a number to compare with."""
+    return _number(limits(tx, project_id)[resource])
+
+
+def _number(limit: int) -> int:
+    return UNLIMITED if limit < 0 else limit
 
 
 def usage(tx: Tx, project_id: str) -> Usage:
     """What a project's servers take up (removed ones do not count)."""
     instances = cores = ram = 0
     for row in _USED.all(tx, project=project_id):
-        size = _size.decode(row.flavor)
+        size = readable.read(_size, row.flavor, _NOTHING)
         instances += row.instances
         cores += row.instances * size.vcpus
         ram += row.instances * size.ram
     return Usage(instances, cores, ram)
 
 
-def lock_project(tx: Tx, project_id: str) -> None:
-    """One request at a time counts and inserts: a statement of its own, before the count."""
-    _LOCK.first(tx, project=project_id)
+def with_usage(tx: Tx, project_id: str) -> tuple[dict[str, int], Usage]:
+    """A project's limits, and what it has."""
+    return limits(tx, project_id), usage(tx, project_id)
+
+
+def lock_project(tx: Tx, project_id: str) -> bool:
+    """One request at a time counts and inserts: a statement of its own, before the count.
+
+    False where there is no such project (any more).
+    """
+    return _LOCK.first(tx, project=project_id) is not None
+
+
+def set_limits(tx: Tx, project_id: str, wanted: Mapping[str, int], *, force: bool) -> dict[str, int]:
+    """Write a project's limits; ``force`` allows less than is in use. Returns all of its limits."""
+    if not lock_project(tx, project_id):
+        raise Invalid(f"Project ID {project_id} is not a valid project.")
+    if not force:
+        used = msgspec.structs.asdict(usage(tx, project_id))
+        for resource, limit in wanted.items():
+            if 0 <= limit < used.get(resource, 0):
+                raise Invalid(
+                    f"Quota limit {limit} for {resource} must be greater than or equal to already used and "
+                    f"reserved {used[resource]}."
+                )
+    tx.execute(
+        sa.delete(quotas).where(quotas.c.project_id == project_id, quotas.c.resource.in_(list(wanted)))
+    )
+    if wanted:
+        rows = [
+            {"project_id": project_id, "resource": key, "hard_limit": value} for key, value in wanted.items()
+        ]
+        tx.execute(sa.insert(quotas), rows)
+    return limits(tx, project_id)
+
+
+def drop_limits(tx: Tx, project_id: str) -> None:
+    """Let a project have the default limits again; again is no error."""
+    lock_project(tx, project_id)
+    tx.execute(sa.delete(quotas).where(quotas.c.project_id == project_id))
+
+
+def set_default_limits(tx: Tx, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Write the limits of all projects for which nothing else was said. Returns all of them.
+
+    Nobody is locked out: a create that counts at the same moment decides by the limits before or after.
+    """
+    for resource, limit in wanted.items():
+        changed = (
+            sa.update(quota_defaults).where(quota_defaults.c.resource == resource).values(hard_limit=limit)
+        )
+        if tx.execute(changed).rowcount == 0:
+            tx.execute(sa.insert(quota_defaults).values(resource=resource, hard_limit=limit))
+    return default_limits(tx)
 
 
 def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb: int) -> int:
     """How many servers of a flavor, ``least`` to ``most``, fit into the quota; raises :class:`Forbidden`."""
     lock_project(tx, project_id)
-    used = usage(tx, project_id)
+    limit, used = with_usage(tx, project_id)
     room = {
-        "instances": LIMITS.instances - used.instances,
-        "cores": (LIMITS.cores - used.cores) // max(vcpus, 1),
-        "ram": (LIMITS.ram - used.ram) // max(ram_mb, 1),
+        "instances": _number(limit["instances"]) - used.instances,
+        "cores": (_number(limit["cores"]) - used.cores) // max(vcpus, 1),
+        "ram": (_number(limit["ram"]) - used.ram) // max(ram_mb, 1),
     }
     fits = min(most, *room.values())
     if fits >= least:
@@ -72,5 +162,12 @@ def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb:
         f"Quota exceeded for {', '.join(over)}: "
         f"Requested {', '.join(str(asked[name]) for name in over)}, "
         f"but already used {', '.join(str(getattr(used, name)) for name in over)} "
-        f"of {', '.join(str(getattr(LIMITS, name)) for name in over)} {', '.join(over)}"
+        f"of {', '.join(str(limit[name]) for name in over)} {', '.join(over)}"
     )
+
+
+def check_metadata_count(tx: Tx, project_id: str, count: int) -> None:
+    """403 when a server would have more metadata than its project allows."""
+    most = limit_of(tx, project_id, "metadata_items")
+    if count > most:
+        raise Forbidden(f"Maximum number of metadata items exceeds {most}")

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Conflict, Forbidden
+from unstuck.core.errors import Conflict
 from unstuck.core.server.data import Spec
+from unstuck.store import quotas, readable
 from unstuck.store import servers as actions
 from unstuck.store.asks import ask_host
 from unstuck.store.engine import Tx
@@ -18,9 +19,8 @@ from unstuck.store.schema.compute import servers
 from unstuck.store.server_lists import Shown, check_owner, find_server, show_server
 from unstuck.store.servers import Caller
 
-MAX_METADATA = 128
 MAX_TAGS = 50
-_spec = msgspec.json.Decoder(Spec)
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _meta = msgspec.json.Decoder(dict[str, str])
 _LOCK = Prepared(sa.select(servers.c.spec).where(servers.c.id == sa.bindparam("server")).with_for_update())
 
@@ -31,7 +31,10 @@ def update_server(
     """Change what describes a server. ``values`` are columns."""
     check_owner(tx, server_id, project_id)
     if hostname is not None:
-        made_of = msgspec.structs.replace(_spec.decode(_LOCK.scalar(tx, server=server_id)), hostname=hostname)
+        spec = readable.read(_spec, _LOCK.scalar(tx, server=server_id), None)
+        if spec is None:
+            raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
+        made_of = msgspec.structs.replace(spec, hostname=hostname)
         values = {**values, "spec": msgspec.json.encode(made_of).decode()}
     _write(tx, server_id, values)
     return show_server(tx, server_id, project_id)
@@ -52,8 +55,7 @@ def change_metadata(
     if item.facts.deleted:
         raise Conflict(f"Cannot change the metadata of instance {server_id}: it is being deleted.")
     made = change(_meta.decode(item.meta))
-    if len(made) > MAX_METADATA:
-        raise Forbidden(f"Maximum number of metadata items exceeds {MAX_METADATA}")
+    quotas.check_metadata_count(tx, item.project_id, len(made))
     _write(tx, server_id, {"meta": msgspec.json.encode(made).decode()})
     return made
 

@@ -10,6 +10,7 @@ from unstuck.api.compute import (
     keypairs,
     limits,
     parts,
+    quotas,
     servers,
 )
 from unstuck.api.routes import Route
@@ -21,6 +22,7 @@ ROUTES: list[Route] = [
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,
+    *quotas.ROUTES,
     *limits.ROUTES,
     *extras.ROUTES,
 ]

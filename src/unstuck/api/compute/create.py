@@ -29,7 +29,6 @@ from unstuck.store.server_create import Asked, WantedNic, create_servers
 from unstuck.store.server_search import ZONE
 
 MAX_USER_DATA: Final = 65535
-MAX_METADATA: Final = 128
 MAX_TAGS: Final = 50
 MAX_NICS: Final = 16
 MAX_SERVERS: Final = 100
@@ -256,14 +255,12 @@ def as_address(value: str | None, name: str, version: int) -> str:
 
 
 def check_metadata(items: dict[str, str]) -> dict[str, str]:
-    """Metadata of a server: 400 names the key, 403 says that there are too many."""
+    """Metadata of a server: 400 names the key. How many there may be is the project's quota."""
     for key, value in items.items():
         if not _KEY.fullmatch(key):
             raise bad_request(f"Invalid input for field metadata: {key[:60]!r} is not a valid key.")
         if len(value) > 255:
             raise bad_request(f"Invalid input for field metadata: the value of {key!r} is too long.")
-    if len(items) > MAX_METADATA:
-        raise forbidden(f"Maximum number of metadata items exceeds {MAX_METADATA}")
     return items
 
 

@@ -73,13 +73,9 @@ def fingerprint_of(public_key: str) -> str:
 
 def _generate() -> tuple[str, str]:
     """A fresh ed25519 key: (private, public), both in OpenSSH's form."""
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
-        raise bad_request(
-            "Invalid input for field public_key: it is required, because key pairs cannot be generated here."
-        ) from None
+    from cryptography.hazmat.primitives import serialization  # takes a while, and is seldom needed
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -110,7 +106,9 @@ async def create(call: Call) -> Reply:
     owner = _checked_owner(call, None if isinstance(new.user_id, msgspec.UnsetType) else new.user_id)
     private, public = (None, new.public_key) if new.public_key is not None else _generate()
     made = await call.store.run(
-        store.add_keypair, Keypair(owner, new.name, "ssh", public.strip(), fingerprint_of(public))
+        store.add_keypair,
+        Keypair(owner, new.name, "ssh", public.strip(), fingerprint_of(public)),
+        call.project_id,
     )
     shown = {**_view(call, made), "user_id": made.user_id}
     if private is not None:

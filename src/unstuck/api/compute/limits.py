@@ -1,99 +1,49 @@
-"""Limits, quotas and usage: constants and sums over rows; nothing here is counted anywhere."""
+"""Limits and usage: sums over rows; nothing here is counted anywhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from unstuck.api.compute.common import BASE, as_wall
-from unstuck.api.compute.create import MAX_METADATA
-from unstuck.api.errors import bad_request, forbidden
+from unstuck.api.compute.quotas import own_project
+from unstuck.api.errors import bad_request
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.core.time import iso_micros
 from unstuck.store import quotas
-from unstuck.store.keypairs import MAX_KEYPAIRS
-from unstuck.store.quotas import LIMITS, Usage
 from unstuck.store.usage import Life, list_lives
-
-_GROUPS = {"server_groups": 0, "server_group_members": 0}
-
-
-def _project(call: Call, asked: str | None) -> str:
-    """The project asked about: the caller's own, or anybody's for an administrator."""
-    if asked is None or asked == call.token.project_id:
-        return call.project_id
-    if not call.is_admin:
-        raise forbidden("Policy does not allow this request: it is about another project.")
-    return asked
 
 
 async def show_limits(call: Call) -> Reply:
     """``GET /limits``."""
-    project = _project(call, call.query_params.get("tenant_id"))
-    used = await call.store.run_read(quotas.usage, project)
+    project = own_project(call, call.query_params.get("tenant_id"))
+    limit, used = await call.store.run_read(quotas.with_usage, project)
     absolute = {
-        "maxServerMeta": MAX_METADATA,
-        "maxTotalInstances": LIMITS.instances,
-        "maxTotalCores": LIMITS.cores,
-        "maxTotalRAMSize": LIMITS.ram,
-        "maxTotalKeypairs": MAX_KEYPAIRS,
-        "maxServerGroups": 0,
-        "maxServerGroupMembers": 0,
+        "maxServerMeta": limit["metadata_items"],
+        "maxTotalInstances": limit["instances"],
+        "maxTotalCores": limit["cores"],
+        "maxTotalRAMSize": limit["ram"],
+        "maxTotalKeypairs": limit["key_pairs"],
+        "maxServerGroups": limit["server_groups"],
+        "maxServerGroupMembers": limit["server_group_members"],
         "totalInstancesUsed": used.instances,
         "totalCoresUsed": used.cores,
         "totalRAMUsed": used.ram,
         "totalServerGroupsUsed": 0,
     }
     if call.version <= (2, 38):
-        absolute["maxImageMeta"] = MAX_METADATA
+        absolute["maxImageMeta"] = limit["metadata_items"]
     if call.version <= (2, 56):
-        absolute |= {"maxPersonality": 0, "maxPersonalitySize": 0}
+        absolute |= {
+            "maxPersonality": limit["injected_files"],
+            "maxPersonalitySize": limit["injected_file_content_bytes"],
+        }
     if call.version <= (2, 35):
         absolute |= {
-            "maxTotalFloatingIps": 0, "totalFloatingIpsUsed": 0, "maxSecurityGroups": 1,
-            "maxSecurityGroupRules": 0, "totalSecurityGroupsUsed": 1,
+            "maxTotalFloatingIps": limit["floating_ips"], "totalFloatingIpsUsed": 0,
+            "maxSecurityGroups": limit["security_groups"], "totalSecurityGroupsUsed": 1,
+            "maxSecurityGroupRules": limit["security_group_rules"],
         }  # fmt: skip
     return Reply({"limits": {"rate": [], "absolute": absolute}})
-
-
-def _limits(call: Call) -> dict[str, int]:
-    shown = {
-        "instances": LIMITS.instances,
-        "cores": LIMITS.cores,
-        "ram": LIMITS.ram,
-        "metadata_items": MAX_METADATA,
-        "key_pairs": MAX_KEYPAIRS,
-        **_GROUPS,
-    }
-    if call.version <= (2, 56):
-        shown |= {"injected_files": 0, "injected_file_content_bytes": 0, "injected_file_path_bytes": 0}
-    if call.version <= (2, 35):
-        shown |= {"fixed_ips": -1, "floating_ips": 0, "security_groups": 1, "security_group_rules": 0}
-    return shown
-
-
-async def show_quotas(call: Call) -> Reply:
-    """``GET /os-quota-sets/{project}``."""
-    project = _project(call, call.params["project"])
-    return Reply({"quota_set": {"id": project, **_limits(call)}})
-
-
-async def detail_quotas(call: Call) -> Reply:
-    """``GET /os-quota-sets/{project}/detail``."""
-    project = _project(call, call.params["project"])
-    used: Usage = await call.store.run_read(quotas.usage, project)
-    counted = msgspec.structs.asdict(used)
-    shown = {
-        key: {"limit": limit, "in_use": counted.get(key, 0), "reserved": 0}
-        for key, limit in _limits(call).items()
-    }
-    return Reply({"quota_set": {"id": project, **shown}})
-
-
-async def refuse_quotas(_call: Call) -> Reply:
-    """Changing quotas."""
-    raise bad_request("Quotas cannot be changed yet: every project has the same.")
 
 
 def _usage(lives: list[Life], start: float, end: float, now: float, *, detailed: bool) -> dict[str, Any]:
@@ -148,7 +98,7 @@ async def _lives(call: Call, project: str | None) -> tuple[list[Life], float, fl
 
 async def show_usage(call: Call) -> Reply:
     """``GET /os-simple-tenant-usage/{project}``."""
-    lives, start, end, now = await _lives(call, _project(call, call.params["project"]))
+    lives, start, end, now = await _lives(call, own_project(call, call.params["project"]))
     return Reply({"tenant_usage": _usage(lives, start, end, now, detailed=True) if lives else {}})
 
 
@@ -163,15 +113,8 @@ async def list_usage(call: Call) -> Reply:
     return Reply({"tenant_usages": shown})
 
 
-_QUOTAS = f"{BASE}/os-quota-sets/{{project}}"
-
 ROUTES: list[Route] = [
     route("GET", f"{BASE}/limits", show_limits, "reader"),
-    route("GET", _QUOTAS, show_quotas, "reader"),
-    route("GET", f"{_QUOTAS}/defaults", show_quotas, "reader"),
-    route("GET", f"{_QUOTAS}/detail", detail_quotas, "reader"),
-    route("PUT", _QUOTAS, refuse_quotas, "admin"),
-    route("DELETE", _QUOTAS, refuse_quotas, "admin"),
     route("GET", f"{BASE}/os-simple-tenant-usage", list_usage, "admin"),
     route("GET", f"{BASE}/os-simple-tenant-usage/{{project}}", show_usage, "reader"),
 ]

@@ -11,9 +11,10 @@ from unstuck.api.network.lists import chosen, listed
 from unstuck.api.network.views import network_view, port_view, subnet_view
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.store import network_lists as store
-from unstuck.store.quotas import LIMITS
+from unstuck.store import quotas
 
 BASE: Final = "/networking/v2.0"
+MAX_NICS: Final = 16
 Items = Callable[[Call], Awaitable[list[dict[str, Any]]]]
 _ALIASES: Final = (
     "address-scope", "agent", "binding", "external-net", "net-mtu", "pagination", "project-id",
@@ -70,9 +71,11 @@ async def _extensions(_call: Call) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _limits() -> dict[str, int]:
+def _limits(instances: int) -> dict[str, int]:
+    """There is no quota of ports but that of servers, and of ports per server."""
+    ports = -1 if instances < 0 else instances * MAX_NICS
     return {
-        "network": 0, "subnet": 0, "port": LIMITS.instances * 16, "router": 0, "floatingip": 0,
+        "network": 0, "subnet": 0, "port": ports, "router": 0, "floatingip": 0,
         "security_group": 1, "security_group_rule": 2, "subnetpool": 0, "rbac_policy": 0,
     }  # fmt: skip
 
@@ -85,18 +88,24 @@ def _quota_project(call: Call) -> str:
 
 
 async def show_quota(call: Call) -> Reply:
-    """``GET /quotas/{project}`` and its defaults."""
+    """``GET /quotas/{project}``."""
+    found = await call.store.run_read(quotas.limits, _quota_project(call))
+    return Reply({"quota": _limits(found["instances"])})
+
+
+async def default_quota(call: Call) -> Reply:
+    """``GET /quotas/{project}/default``."""
     _quota_project(call)
-    return Reply({"quota": _limits()})
+    found = await call.store.run_read(quotas.default_limits)
+    return Reply({"quota": _limits(found["instances"])})
 
 
 async def detail_quota(call: Call) -> Reply:
     """``GET /quotas/{project}/details``."""
     project = _quota_project(call)
     used = {"port": len(await call.store.run_read(store.list_ports, project)), "security_group": 1}
-    shown = {
-        key: {"limit": limit, "used": used.get(key, 0), "reserved": 0} for key, limit in _limits().items()
-    }
+    limits = _limits((await call.store.run_read(quotas.limits, project))["instances"])
+    shown = {key: {"limit": limit, "used": used.get(key, 0), "reserved": 0} for key, limit in limits.items()}
     return Reply({"quota": shown})
 
 
@@ -146,7 +155,7 @@ ROUTES: list[Route] = [
     *_collection("availability_zones", "availability_zone", "AvailabilityZone", _nothing),
     *_collection("extensions", "extension", "Extension", _extensions),
     route("GET", _QUOTA, show_quota, "reader"),
-    route("GET", f"{_QUOTA}/default", show_quota, "reader"),
+    route("GET", f"{_QUOTA}/default", default_quota, "reader"),
     route("GET", f"{_QUOTA}/details", detail_quota, "reader"),
     route("PUT", _QUOTA, refuse, "reader"),
     route("DELETE", _QUOTA, refuse, "reader"),

@@ -189,6 +189,7 @@ class View(msgspec.Struct, frozen=True):
     nics: Thing
     folder: Thing
     reason: str = ""
+    remedy: str = ""
 
 
 class Step(StrEnum):
@@ -293,3 +294,5 @@ class Server(msgspec.Struct, frozen=True):
     operation: Operation | None
     failure: Failure | None
     disputed: Dispute | None = None
+    unreadable: tuple[str, ...] = ()
+    """Columns of its row that cannot be read."""

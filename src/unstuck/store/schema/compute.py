@@ -24,6 +24,8 @@ hosts = sa.Table(
     sa.Column("ram_mb", sa.Integer, nullable=False),
     sa.Column("disk_gb", sa.Integer, nullable=False),
     sa.Column("facts", sa.Text, nullable=False),
+    # Why servers there cannot have networks; empty where they can. A column, because placement asks it.
+    sa.Column("no_networks", sa.Text, nullable=False),
     sa.Column("unknown", sa.Text, nullable=False),
     # Raised by every transaction that decides on this host's rows, in a statement of its own.
     sa.Column("version", sa.BigInteger, nullable=False),
@@ -99,8 +101,18 @@ servers = sa.Table(
     sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name="deleted_since"),
     sa.CheckConstraint("(removed_wall IS NULL) = (NOT removed)", name="removed_since"),
 )
+# SQLite takes a partial index only for a query that says the same in the same words: there SQLAlchemy writes
+# a truth value as a comparison (tests/store/test_plans.py holds them together).
 sa.Index("ix_servers_due", servers.c.next_look, postgresql_where=sa.text("NOT settled"),
-         sqlite_where=sa.text("NOT settled"))  # fmt: skip
+         sqlite_where=sa.text("settled = 0"))  # fmt: skip
+# Counts of what is at rest. Most servers run, so these two stay small and are seldom written.
+sa.Index("ix_servers_off", servers.c.id,
+         postgresql_where=sa.text("settled AND NOT removed AND failure IS NULL AND power = 'off'"),
+         sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NULL AND power = 'off'"),
+)  # fmt: skip
+sa.Index("ix_servers_failed", servers.c.id,
+         postgresql_where=sa.text("settled AND NOT removed AND failure IS NOT NULL"),
+         sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NOT NULL"))  # fmt: skip
 sa.Index("ix_servers_project", servers.c.project_id, servers.c.removed, servers.c.created_wall, servers.c.id)
 
 placements = sa.Table(
@@ -119,13 +131,17 @@ placements = sa.Table(
     sa.CheckConstraint("state IN ('live', 'tombstone')", name="state"),
 )
 sa.Index("ix_placements_host", placements.c.host_id)
+sa.Index("ix_placements_tombstone", placements.c.granted,
+         postgresql_where=sa.text("state = 'tombstone'"),
+         sqlite_where=sa.text("state = 'tombstone'"))  # fmt: skip
 sa.Index("uq_placements_live", placements.c.server_id, unique=True,
          postgresql_where=sa.text("state = 'live'"), sqlite_where=sa.text("state = 'live'"))  # fmt: skip
 
 operations = sa.Table(
     "operations",
     metadata,
-    sa.Column("id", Id, primary_key=True),
+    # Server, kind and request: 40 + 16 + 40 characters and what is between them.
+    sa.Column("id", sa.String(128), primary_key=True),
     sa.Column("resource_kind", sa.String(16), nullable=False),
     sa.Column("resource_id", Id, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
@@ -149,6 +165,10 @@ sa.Index("ix_operations_resource", operations.c.resource_id, operations.c.starte
 sa.Index("uq_operations_open", operations.c.resource_id, unique=True,
          postgresql_where=sa.text("state = 'open'"), sqlite_where=sa.text("state = 'open'"))  # fmt: skip
 
+# As literals, so that the planner sees that the partial indexes hold what is asked for.
+OPEN = operations.c.state == sa.literal_column("'open'")
+TOMBSTONE = placements.c.state == sa.literal_column("'tombstone'")
+
 asks = sa.Table(
     "asks",
     metadata,
@@ -158,6 +178,7 @@ asks = sa.Table(
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("argument", sa.Text, nullable=False),
     sa.Column("answer", sa.Text),
+    sa.Column("since", Seconds, nullable=False),
     sa.Column("deadline", Seconds, nullable=False),
 )
 sa.Index("ix_asks_host", asks.c.host_id)
@@ -195,4 +216,22 @@ keypairs = sa.Table(
     sa.Column("public_key", sa.Text, nullable=False),
     sa.Column("fingerprint", sa.String(64), nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
+)
+
+# Only what differs from the built-in limits is written down.
+quotas = sa.Table(
+    "quotas",
+    metadata,
+    sa.Column("project_id", Id, sa.ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("resource", sa.String(64), primary_key=True),
+    sa.Column("hard_limit", sa.Integer, nullable=False),
+    sa.CheckConstraint("hard_limit >= -1", name="limit"),
+)
+
+quota_defaults = sa.Table(
+    "quota_defaults",
+    metadata,
+    sa.Column("resource", sa.String(64), primary_key=True),
+    sa.Column("hard_limit", sa.Integer, nullable=False),
+    sa.CheckConstraint("hard_limit >= -1", name="limit"),
 )

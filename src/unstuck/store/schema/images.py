@@ -29,6 +29,7 @@ images = sa.Table(
     sa.Column("checksum", sa.String(32)),
     sa.Column("sha512", sa.String(128)),
     sa.Column("upload_nonce", sa.String(32)),
+    sa.Column("upload_since", Seconds),
     sa.Column("upload_until", Seconds, index=True),
     # A deleted image keeps its row, so that its id is never used again and its file is known as garbage.
     sa.Column("deleted_wall", Seconds),
@@ -39,7 +40,10 @@ images = sa.Table(
     sa.CheckConstraint("visibility IN ('public', 'community', 'shared', 'private')", name="visibility"),
     sa.CheckConstraint("min_disk >= 0 AND min_ram >= 0", name="minimums"),
     # An upload has an owner and an end; there is no row that says saving for ever.
-    sa.CheckConstraint("(upload_nonce IS NULL) = (upload_until IS NULL)", name="upload_has_end"),
+    sa.CheckConstraint(
+        "(upload_nonce IS NULL) = (upload_until IS NULL) AND (upload_nonce IS NULL) = (upload_since IS NULL)",
+        name="upload_has_end",
+    ),
     sa.CheckConstraint("data_name IS NULL OR upload_nonce IS NULL", name="data_only_once"),
     sa.CheckConstraint(
         "(data_name IS NULL) = (size IS NULL) AND (data_name IS NULL) = (sha512 IS NULL)"

@@ -68,6 +68,7 @@ def upgrade() -> None:
         sa.Column("ram_mb", sa.Integer(), nullable=False),
         sa.Column("disk_gb", sa.Integer(), nullable=False),
         sa.Column("facts", sa.Text(), nullable=False),
+        sa.Column("no_networks", sa.Text(), nullable=False),
         sa.Column("unknown", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("incarnation", sa.BigInteger(), nullable=False),
@@ -111,6 +112,7 @@ def upgrade() -> None:
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
+        sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
         sa.Column("deleted_wall", sa.Double(), nullable=True),
         sa.CheckConstraint(
@@ -121,7 +123,8 @@ def upgrade() -> None:
             name=op.f("ck_images_data_complete"),
         ),
         sa.CheckConstraint(
-            "(upload_nonce IS NULL) = (upload_until IS NULL)", name=op.f("ck_images_upload_has_end")
+            "(upload_nonce IS NULL) = (upload_until IS NULL) AND (upload_nonce IS NULL) = (upload_since IS NULL)",
+            name=op.f("ck_images_upload_has_end"),
         ),
         sa.CheckConstraint(
             "data_name IS NULL OR disk_format IS NOT NULL", name=op.f("ck_images_data_has_format")
@@ -171,7 +174,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "operations",
-        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("resource_kind", sa.String(length=16), nullable=False),
         sa.Column("resource_id", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
@@ -218,6 +221,13 @@ def upgrade() -> None:
         sa.CheckConstraint("name <> ''", name=op.f("ck_projects_name_given")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
         sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
+    )
+    op.create_table(
+        "quota_defaults",
+        sa.Column("resource", sa.String(length=64), nullable=False),
+        sa.Column("hard_limit", sa.Integer(), nullable=False),
+        sa.CheckConstraint("hard_limit >= -1", name=op.f("ck_quota_defaults_limit")),
+        sa.PrimaryKeyConstraint("resource", name=op.f("pk_quota_defaults")),
     )
     op.create_table(
         "roles",
@@ -293,7 +303,21 @@ def upgrade() -> None:
             ["next_look"],
             unique=False,
             postgresql_where=sa.text("NOT settled"),
-            sqlite_where=sa.text("NOT settled"),
+            sqlite_where=sa.text("settled = 0"),
+        )
+        batch_op.create_index(
+            "ix_servers_failed",
+            ["id"],
+            unique=False,
+            postgresql_where=sa.text("settled AND NOT removed AND failure IS NOT NULL"),
+            sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NOT NULL"),
+        )
+        batch_op.create_index(
+            "ix_servers_off",
+            ["id"],
+            unique=False,
+            postgresql_where=sa.text("settled AND NOT removed AND failure IS NULL AND power = 'off'"),
+            sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NULL AND power = 'off'"),
         )
         batch_op.create_index(
             "ix_servers_project", ["project_id", "removed", "created_wall", "id"], unique=False
@@ -352,6 +376,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("argument", sa.Text(), nullable=False),
         sa.Column("answer", sa.Text(), nullable=True),
+        sa.Column("since", sa.Double(), nullable=False),
         sa.Column("deadline", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["host_id"], ["hosts.id"], name=op.f("fk_asks_host_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_asks")),
@@ -388,6 +413,13 @@ def upgrade() -> None:
     with op.batch_alter_table("placements", schema=None) as batch_op:
         batch_op.create_index("ix_placements_host", ["host_id"], unique=False)
         batch_op.create_index(
+            "ix_placements_tombstone",
+            ["granted"],
+            unique=False,
+            postgresql_where=sa.text("state = 'tombstone'"),
+            sqlite_where=sa.text("state = 'tombstone'"),
+        )
+        batch_op.create_index(
             "uq_placements_live",
             ["server_id"],
             unique=True,
@@ -395,6 +427,17 @@ def upgrade() -> None:
             sqlite_where=sa.text("state = 'live'"),
         )
 
+    op.create_table(
+        "quotas",
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("resource", sa.String(length=64), nullable=False),
+        sa.Column("hard_limit", sa.Integer(), nullable=False),
+        sa.CheckConstraint("hard_limit >= -1", name=op.f("ck_quotas_limit")),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_quotas_project_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("project_id", "resource", name=op.f("pk_quotas")),
+    )
     op.create_table(
         "role_assignments",
         sa.Column("user_id", sa.String(length=64), nullable=False),
@@ -460,11 +503,17 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_role_assignments_project_id"))
 
     op.drop_table("role_assignments")
+    op.drop_table("quotas")
     with op.batch_alter_table("placements", schema=None) as batch_op:
         batch_op.drop_index(
             "uq_placements_live",
             postgresql_where=sa.text("state = 'live'"),
             sqlite_where=sa.text("state = 'live'"),
+        )
+        batch_op.drop_index(
+            "ix_placements_tombstone",
+            postgresql_where=sa.text("state = 'tombstone'"),
+            sqlite_where=sa.text("state = 'tombstone'"),
         )
         batch_op.drop_index("ix_placements_host")
 
@@ -486,11 +535,22 @@ def downgrade() -> None:
     with op.batch_alter_table("servers", schema=None) as batch_op:
         batch_op.drop_index("ix_servers_project")
         batch_op.drop_index(
-            "ix_servers_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("NOT settled")
+            "ix_servers_off",
+            postgresql_where=sa.text("settled AND NOT removed AND failure IS NULL AND power = 'off'"),
+            sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NULL AND power = 'off'"),
+        )
+        batch_op.drop_index(
+            "ix_servers_failed",
+            postgresql_where=sa.text("settled AND NOT removed AND failure IS NOT NULL"),
+            sqlite_where=sa.text("settled = 1 AND removed = 0 AND failure IS NOT NULL"),
+        )
+        batch_op.drop_index(
+            "ix_servers_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0")
         )
 
     op.drop_table("servers")
     op.drop_table("roles")
+    op.drop_table("quota_defaults")
     op.drop_table("projects")
     with op.batch_alter_table("operations", schema=None) as batch_op:
         batch_op.drop_index(
