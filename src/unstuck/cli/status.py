@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.cloud import CLOCK_STANDS, COMPUTE, Cloud, connect, show_json, state_of
 
 
 def status(
@@ -26,10 +26,13 @@ def status(
     """
     with connect(state_of(state)) as cloud:
         servers, hosts = _servers(cloud), _hosts(cloud)
+        clock_age = float(cloud.get("/unstuck/v1/status")["clock_age"])
         url = cloud.url
-    summary = sentence(servers, hosts)
+    summary = sentence(servers, hosts, clock_age=clock_age)
     if output == "json":
-        show_json({"summary": summary, "url": url, "servers": servers, "hosts": hosts})
+        show_json(
+            {"summary": summary, "url": url, "clock_age": clock_age, "servers": servers, "hosts": hosts}
+        )
         return
     print(f"{summary} {url}")
     _tables(servers, hosts)
@@ -59,7 +62,7 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
     return [{key: host.get(key) for key in keep} for host in found]
 
 
-def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> str:
+def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]], *, clock_age: float = 0.0) -> str:
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
     failed = [server for server in servers if server["status"] == "ERROR"]
@@ -73,6 +76,8 @@ def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> str:
         parts.append(f"{len(failed)} failed (unstuck explain server NAME says why)")
     if away:
         parts.append(f"{len(away)} hosts are away")
+    if clock_age > CLOCK_STANDS:
+        parts.append(f"the control plane's clock has stood still for {clock_age:.0f} s (see unstuck doctor)")
     if len(parts) == 1:
         parts.append("all as they should be")
     return ", ".join(parts) + "."
