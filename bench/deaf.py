@@ -19,13 +19,21 @@ class Deaf:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._port)
             while True:
                 head, body = await _message(reader)
                 if b"/reports " in head.split(b"\r\n")[0] and b'"running"' in body.lower():
@@ -34,7 +42,10 @@ class Deaf:
                 there[1].write(head + body)
                 writer.write(b"".join(await _message(there[0])))
         except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
             writer.close()
+            there[1].close()
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

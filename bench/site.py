@@ -28,6 +28,7 @@ from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end_for_sure
 from unstuck.runtime.state import prepare
 
+HERE = Path(__file__).parent.parent
 PATIENCE = 60.0
 POLL = 0.003
 LEAST_RAM = 96
@@ -83,7 +84,7 @@ class Site:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNSTUCK", "OS_"))}
         # As the supervisor starts a control plane.
         arenas = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": str(256 * 1024)}
-        extra = arenas if module.endswith("control.main") else {}
+        extra = arenas if module.endswith("control.main") else {"PYTHONPATH": str(HERE)}
         if stop_at:
             extra = {**extra, VARIABLE: stop_at}
         with (self.folder / "log").open("ab") as log:
@@ -95,7 +96,9 @@ class Site:
         return child
 
     def control(self) -> subprocess.Popen[bytes]:
-        child = self.start("unstuck.control.main", "--state", str(self.state.root), "--store", self.store)
+        network = ["--network", "10.64.0.0/16"] if self.driver == "instant" else []
+        where = ("--state", str(self.state.root), "--store", self.store)
+        child = self.start("unstuck.control.main", *where, *network)
         until(lambda: self._lives(child) and self.answers())
         return child
 
@@ -108,7 +111,8 @@ class Site:
         self.state.host_ready.unlink(missing_ok=True)
         where = ["--state", str(self.state.root), "--driver", self.driver]
         where += ["--url", url] if url else []
-        child = self.start("unstuck.host.main", *where, stop_at=stop_at)
+        module = "bench.roomy" if self.driver == "instant" else "unstuck.host.main"
+        child = self.start(module, *where, stop_at=stop_at)
         return child, until(self.registered, 0.001)
 
     def registered(self) -> float:
