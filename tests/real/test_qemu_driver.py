@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ from unstuck.host.images import FolderSource
 
 pytestmark = pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="no QEMU")
 TINY = Path(os.environ.get("UNSTUCK_TINY") or Path(__file__).parents[2] / "build" / "tiny")
-CLONE_NEWNET = 0x40000000
 
 
 @pytest.fixture(scope="session")
@@ -457,24 +454,6 @@ def test_a_guest_runs_as_another_user(tmp_path: Path, images: tuple[BootImage, .
 # --- networks
 
 
-@pytest.fixture
-def namespace() -> Iterator[None]:
-    """A network namespace of this test's own, for this thread and what it starts."""
-    if os.geteuid() != 0:
-        pytest.skip("networks need root")
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    if libc.unshare(CLONE_NEWNET) != 0:
-        os.close(before)
-        pytest.skip("no network namespaces here")
-    try:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        yield
-    finally:
-        libc.setns(before, CLONE_NEWNET)
-        os.close(before)
-
-
 NETWORK, OTHER_NETWORK = str(uuid.uuid4()), str(uuid.uuid4())
 
 
@@ -582,7 +561,7 @@ def test_ports_are_seen_made_again_and_removed(tmp_path: Path, images: tuple[Boo
             await exec_("ip", "link", "del", taps[1].name)
             await driver.remove_nics(want)
             assert await nics(gone) is Thing.ABSENT
-            assert len(await driver.networks.sweep_bridges()) == 2
+            assert len(await driver.networks.sweep(frozenset())) == 2
             assert await driver.networks.found_links() == []
             assert await run(["nft", "list", "ruleset"], deadline=5) == b""
 
