@@ -28,7 +28,7 @@ def cloud(any_store: Store) -> Cloud:
 
 
 def test_ids_as_long_as_real_ones_fit(cloud: Cloud) -> None:
-    """Found by the bench: on PostgreSQL no server could be created at all, its operation's id was too long."""
+    """Found by the bench: on PostgreSQL no server could be created, its operation had too long an id."""
     name = str(uuid.uuid4())
     cloud.active(name)
     for change in (servers.stop_server, servers.start_server, servers.delete_server):
