@@ -31,6 +31,7 @@ from unstuck.core.server.data import (
     Nic,
     Off,
     Power,
+    Ready,
     Running,
     Spec,
     Step,
@@ -232,7 +233,7 @@ def test_an_agent_killed_at_any_moment_of_a_start_leaves_one_guest_or_none(
     async def scene(delay: float) -> None:
         async with staged(tmp_path / str(delay), images) as stage:
             want, driver = stage.want(), stage.driver()
-            await driver.fetch(want)
+            await bring(driver, want)
             await driver.make_disk(want)
             command = [sys.executable, "-c", AGENT, str(stage.dir), str(TINY)]
             agent = await asyncio.create_subprocess_exec(
@@ -342,7 +343,7 @@ def test_a_child_that_hangs_before_its_exec_is_unclear_and_then_fine(
     async def scene() -> None:
         async with staged(tmp_path, images) as stage:
             want, driver = stage.want(), stage.driver(start_deadline=0.5)
-            await driver.fetch(want)
+            await bring(driver, want)
             await driver.make_disk(want)
             monkeypatch.setenv("UNSTUCK_STOP_AT", "driver.exec")
             with pytest.raises(DriverError, match="did not come up"):
@@ -365,7 +366,7 @@ def test_a_child_that_hangs_for_long_can_be_ended(
     async def scene() -> None:
         async with staged(tmp_path, images) as stage:
             want, driver = stage.want(), stage.driver(start_deadline=0.2)
-            await driver.fetch(want)
+            await bring(driver, want)
             await driver.make_disk(want)
             monkeypatch.setenv("UNSTUCK_STOP_AT", "driver.exec")
             with pytest.raises(DriverError):
@@ -396,7 +397,7 @@ def test_a_start_that_fails_says_why_in_qemus_own_words(
     async def scene() -> None:
         async with staged(tmp_path, images) as stage:
             want, driver = stage.want(), stage.driver()
-            await driver.fetch(want)
+            await bring(driver, want)
             await driver.make_disk(want)
             driver.cache.path(images[0]).rename(tmp_path / "lost")  # the base image under the disk
             with pytest.raises(DriverError, match=r"QEMU ended at once: .*No such file"):
@@ -415,7 +416,7 @@ def test_a_folder_that_is_not_mounted_makes_all_unknown(
     async def scene() -> None:
         async with staged(tmp_path, images) as stage:
             want, driver = stage.want(), stage.driver()
-            await driver.fetch(want)
+            await bring(driver, want)
             await driver.make_disk(want)
             identity = stage.dir / "host.json"
             identity.rename(tmp_path / "away")
@@ -507,7 +508,7 @@ def test_guests_reach_their_own_network_and_nothing_else(
             assert await ask("10.7.0.5", "address") == ["10.7.0.5/24"]
             assert await ask("10.7.0.5", "connect 10.7.0.6 7 hostname") == ["tiny"]
             assert await ask("10.7.0.5", "connect 10.7.0.1 99 x") == ["error: no answer"]  # the host
-            await exec_("sysctl", "-qw", "net.ipv4.ip_forward=1")
+            await exec_("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
             assert await ask("10.7.0.5", "connect 10.8.0.9 7 hostname") == ["error: no answer"]
             service.close()
             # Filter flushed by somebody else: the guard puts it back, with every port's entry.
@@ -518,6 +519,13 @@ def test_guests_reach_their_own_network_and_nothing_else(
             assert await ask("10.7.0.5", "connect 10.7.0.1 99 x") == ["error: no answer"]
 
     asyncio.run(scene())
+
+
+async def bring(driver: QemuDriver, want: Want) -> None:
+    """A fetch goes on by itself when it takes longer than its caller waits."""
+    async with asyncio.timeout(60.0):
+        while not isinstance((await driver.look(want)).images, Ready):
+            await driver.fetch(want)
 
 
 async def exec_(*command: str) -> None:
