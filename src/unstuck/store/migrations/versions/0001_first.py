@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("ram_mb", sa.Integer(), nullable=False),
         sa.Column("disk_gb", sa.Integer(), nullable=False),
         sa.Column("facts", sa.Text(), nullable=False),
+        sa.Column("no_networks", sa.Text(), nullable=False),
         sa.Column("unknown", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("incarnation", sa.BigInteger(), nullable=False),
