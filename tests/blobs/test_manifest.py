@@ -50,7 +50,7 @@ def test_what_was_signed_is_read_again() -> None:
     assert manifest.read(signed(made), CLOUD.public, made.prefix) == made
 
 
-@pytest.mark.parametrize("identity", [PROJECT, RECOVERY])
+@pytest.mark.parametrize("identity", [PROJECT, RECOVERY], ids=["project", "recovery"])
 def test_project_and_recovery_key_each_open_the_data(identity: str) -> None:
     made = a_manifest()
     secret = keys.unwrap(made.key, identity)
