@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres import postgres, postgres_server, postgres_store
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store
+
+__all__ = ["postgres", "postgres_server", "postgres_store"]
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +29,20 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
-    """An empty store with its clock."""
+def sqlite_store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
+    """An empty store on SQLite with its clock."""
     shutil.copyfile(sqlite_template, tmp_path / "store.db")
     made = Store(f"sqlite:///{tmp_path}/store.db")
     yield made
     made.close()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Store:
+    """An empty store with its clock: on SQLite, or where ``UNSTUCK_TEST_STORE=postgresql`` on that."""
+    kind = os.environ.get("UNSTUCK_TEST_STORE", "sqlite")
+    found: Store = request.getfixturevalue("postgres_store" if kind == "postgresql" else "sqlite_store")
+    return found
 
 
 @pytest.fixture

@@ -133,7 +133,8 @@ sa.Index("uq_placements_live", placements.c.server_id, unique=True,
 operations = sa.Table(
     "operations",
     metadata,
-    sa.Column("id", Id, primary_key=True),
+    # The server, what is done with it, and the request: longer than an id.
+    sa.Column("id", sa.String(160), primary_key=True),
     sa.Column("resource_kind", sa.String(16), nullable=False),
     sa.Column("resource_id", Id, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
