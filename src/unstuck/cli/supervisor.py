@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.core.time import backoff
 from unstuck.runtime.barriers import VARIABLE
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock, Held, holder
@@ -111,7 +112,7 @@ class Supervisor:
         role.process, role.popen = None, None
         ran = time.monotonic() - role.since
         role.failures = 1 if ran > STEADY else role.failures + 1
-        delay = min(0.2 * 2 ** (role.failures - 1), BACKOFF_MAX)
+        delay = backoff(role.failures, 0.2, BACKOFF_MAX)
         role.next_start = time.monotonic() + delay
         self._say(role, f"ended with {code} after {ran:.1f} s; starting again in {delay:.1f} s")
         if code in HOPELESS:

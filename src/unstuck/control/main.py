@@ -47,22 +47,34 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     state = State(arguments.state or default_state())
-    lock = FileLock(state.control_lock)
+    locks = [FileLock(state.control_lock)]
     try:
         ipaddress.ip_network(arguments.network)
         known = state.read()
         store_url = arguments.store or os.environ.get("UNSTUCK_STORE") or state.store_url
         if store_url.startswith("sqlite"):
-            # SQLite has one owning process; PostgreSQL takes any number of equal ones.
-            lock.acquire(take_over=arguments.take_over)
+            # SQLite has one owning process; PostgreSQL takes any number of equal ones. The second lock is
+            # beside the file, where a control plane with another state folder meets it too.
+            locks += [FileLock(Path(f"{path}.lock")) for path in _file(store_url)]
+            for lock in locks:
+                lock.acquire(take_over=arguments.take_over)
         address, port = arguments.address or known.address, arguments.port or known.port
         return _serve(state, store_url, arguments, address, port)
-    except (StateError, Held, ValueError) as error:
+    except Held as error:
+        return _refuse(f"{error}: SQLite has one control plane; --take-over ends that one", EXIT_STATE)
+    except (StateError, ValueError) as error:
         return _refuse(str(error), EXIT_STATE)
     except FileNotFoundError as error:
         return _refuse(f"{error.filename} is missing; `unstuck up` makes it", EXIT_STATE)
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
+
+
+def _file(store_url: str) -> list[str]:
+    """The path in an SQLite URL, if it is a file."""
+    path = store_url.partition(":///")[2].partition("?")[0]
+    return [os.path.realpath(path)] if path else []
 
 
 def _refuse(reason: str, code: int) -> int:

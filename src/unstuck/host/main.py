@@ -17,12 +17,13 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from unstuck.core.agents import HostFacts, Registered
+from unstuck.core.agents import PROTOCOL, HostFacts, Registered
 from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
 from unstuck.host.driver import Driver, DriverError
 from unstuck.host.eviction import room_for_guests
+from unstuck.host.identity import MachineLock, refuse_a_copy
 from unstuck.host.images import Wanted
 from unstuck.host.space import RESERVE
 from unstuck.runtime import logs
@@ -31,6 +32,7 @@ from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock, Held
 from unstuck.runtime.port import EXIT_REJECTED, EXIT_SUPERSEDED, AsyncPort
 from unstuck.runtime.processes import boot_id, myself
+from unstuck.runtime.service import Service
 from unstuck.runtime.state import FORMAT, HostFile, State, StateError, default_state, machine_id
 
 EXIT_STATE = 78
@@ -101,6 +103,7 @@ def facts(folder: Path, machine: str, driver: str, accelerator: str, version: st
         accelerator=accelerator,
         driver=driver,
         driver_version=version,
+        protocol=PROTOCOL,
     )
 
 
@@ -142,6 +145,17 @@ def make_driver(
 async def run(state: State, url: str, driver_name: str) -> int:
     """Run one incarnation of the agent; returns the process's exit code."""
     identity = read_identity(state.host)
+    name = MachineLock(identity.host_id)
+    name.acquire()
+    try:
+        return await work(state, identity, url, driver_name)
+    finally:
+        name.release()
+
+
+async def work(state: State, identity: Identity, url: str, driver_name: str) -> int:
+    """What :func:`run` does once it is certain that no other process is this host."""
+    refuse_a_copy(state.host)
     barriers = Barriers.from_environment(state.run)
     port = AsyncPort(barriers, {Superseded: EXIT_SUPERSEDED, Rejected: EXIT_REJECTED})
     control = HttpControl(url, identity.host_id, identity.secret, on_registered=_tell(state))
@@ -157,9 +171,14 @@ async def run(state: State, url: str, driver_name: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
+    service = Service.of_this_process()
+    # Ready is who holds its locks: a control plane that is away is no reason to be started again.
+    service.say("READY=1", f"STATUS=agent of host {identity.host_id}")
+    works = {"agent": agent.run(), "guard": guard_forever(port, driver), "watchdog": service.watch(port)}
     try:
-        return await port.run({"agent": agent.run(), "guard": guard_forever(port, driver)})
+        return await port.run(works)
     finally:
+        service.say("STOPPING=1")
         await driver.close()
         await control.close()
         log.info("host agent ends; guests go on running")
@@ -191,13 +210,13 @@ def _tell(state: State) -> Callable[[Registered], None]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unstuck host", description="Run the agent of this host.")
     parser.add_argument("--state", type=Path, default=None, help="state folder")
-    parser.add_argument("--url", default=None, help="URL of the control plane")
+    parser.add_argument("--url", default=None, help="URL of the control plane, or several with commas")
     parser.add_argument("--driver", choices=("qemu", "instant"), default=None)
     arguments = parser.parse_args(argv)
     logs.set_up("host")
     state = State(arguments.state or default_state())
     try:
-        url = arguments.url or state.url()
+        url = arguments.url or os.environ.get("UNSTUCK_URL") or state.url()
         driver = arguments.driver or state.read().driver
         lock = FileLock(state.host_lock)
         lock.acquire(take_over=True)

@@ -50,12 +50,23 @@ class StoreUnavailable(Exception):
 
 
 class Store:
-    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``."""
+    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``.
 
-    def __init__(self, url: str, *, wall: Callable[[], float] | None = None) -> None:
+    ``barrier`` is called with ``commit.<function>`` when all is written and nothing committed, and with
+    ``commit.<function>+`` once it is committed and nobody knows yet, so that a kill can be aimed at both.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wall: Callable[[], float] | None = None,
+        barrier: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.sqlite = url.startswith("sqlite")
         self.memory = url == "sqlite://"
         self._wall = wall or (time.time if self.sqlite else None)
+        self._barrier = barrier
         if self.memory:
             self.engine = sa.create_engine(
                 url, module=pysqlite3, poolclass=StaticPool,
@@ -71,7 +82,7 @@ class Store:
                 url, pool_size=8, max_overflow=8, pool_pre_ping=True, connect_args=_LIBPQ
             )
         driver = self.engine.dialect.loaded_dbapi
-        self._outages: tuple[type[Exception], ...] = (
+        self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError,
             driver.OperationalError, driver.InterfaceError, driver.InternalError,
         )  # fmt: skip
@@ -108,9 +119,12 @@ class Store:
             try:
                 with self._begun() as conn:
                     answer = tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-                    if self._commit(conn):
-                        return answer
-            except self._outages as error:
+                    self._barrier(f"commit.{tx.__name__}")
+                    done = self._commit(conn)
+                if done:
+                    self._barrier(f"commit.{tx.__name__}+")
+                    return answer
+            except self.outages as error:
                 if attempt + 1 < RETRIES and self._again(error, attempt):
                     continue
                 unavailable = self._unavailable(error)
@@ -128,7 +142,7 @@ class Store:
                 yield conn
             finally:
                 if conn.in_transaction():
-                    with contextlib.suppress(*self._outages):  # it is lost already: that is a rollback, too
+                    with contextlib.suppress(*self.outages):  # it is lost already: that is a rollback, too
                         conn.rollback()
 
     def _commit(self, conn: sa.Connection) -> bool:
@@ -139,7 +153,7 @@ class Store:
         xid, line = conn.exec_driver_sql(_WHO).one()
         try:
             conn.commit()
-        except self._outages as error:
+        except self.outages as error:
             if xid is None or not self._lost(error):
                 raise
             return self._outcome(xid, line)
@@ -153,7 +167,7 @@ class Store:
         end = time.monotonic() + OUTCOME_PATIENCE
         while time.monotonic() < end:
             # Away still, or the old session has not noticed yet: asked again until the patience is over.
-            with contextlib.suppress(*self._outages), self.engine.connect() as conn:
+            with contextlib.suppress(*self.outages), self.engine.connect() as conn:
                 state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
                 if now != line or state is None:
                     break
@@ -190,7 +204,7 @@ class Store:
             try:
                 with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                     return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-            except self._outages as error:
+            except self.outages as error:
                 if self._again(error, attempt):
                     continue
                 unavailable = self._unavailable(error)

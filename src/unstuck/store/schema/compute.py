@@ -133,8 +133,8 @@ sa.Index("uq_placements_live", placements.c.server_id, unique=True,
 operations = sa.Table(
     "operations",
     metadata,
-    # The server, what is done with it, and the request: longer than an id.
-    sa.Column("id", sa.String(160), primary_key=True),
+    # Server, kind and request: 40 + 16 + 40 characters and what is between them.
+    sa.Column("id", sa.String(128), primary_key=True),
     sa.Column("resource_kind", sa.String(16), nullable=False),
     sa.Column("resource_id", Id, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),

@@ -161,7 +161,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "operations",
-        sa.Column("id", sa.String(length=160), nullable=False),
+        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("resource_kind", sa.String(length=16), nullable=False),
         sa.Column("resource_id", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
