@@ -73,6 +73,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             ram_mb=0,
             disk_gb=0,
             facts="{}",
+            no_networks="",
             unknown="[]",
             version=0,
             incarnation=0,
@@ -108,6 +109,7 @@ _REGISTER = Prepared(
     .where(hosts.c.id == sa.bindparam("host"))
     .values(
         facts=sa.bindparam("facts_now"),
+        no_networks=sa.bindparam("why_no_networks"),
         vcpus=sa.bindparam("cpus"),
         ram_mb=sa.bindparam("memory"),
         disk_gb=sa.bindparam("disk"),
@@ -139,6 +141,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             tx,
             host=host_id,
             facts_now=msgspec.json.encode(ask.facts).decode(),
+            why_no_networks=ask.facts.no_networks,
             cpus=ask.facts.vcpus,
             memory=ask.facts.ram_mb,
             disk=ask.facts.disk_gb,

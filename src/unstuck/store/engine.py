@@ -49,6 +49,10 @@ class StoreUnavailable(Exception):
     """The database did not answer; whether the transaction was committed is unknown."""
 
 
+class StoreDamaged(StoreUnavailable):
+    """The file is not a database, or not a whole one; waiting cannot help."""
+
+
 class Store:
     """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``.
 
@@ -83,8 +87,11 @@ class Store:
             )
         driver = self.engine.dialect.loaded_dbapi
         self.outages: tuple[type[Exception], ...] = (
-            sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError,
-            driver.OperationalError, driver.InterfaceError, driver.InternalError,
+            sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError,
+            driver.OperationalError, driver.InterfaceError,
+        )  # fmt: skip
+        self.errors: tuple[type[Exception], ...] = (
+            *self.outages, sa.exc.DatabaseError, driver.DatabaseError
         )  # fmt: skip
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
@@ -95,6 +102,17 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+
+    def told(self, error: Exception) -> Exception:
+        """What one of ``errors`` means: :class:`StoreUnavailable` if the database is to blame, or itself."""
+        cause = getattr(error, "orig", error)
+        # SQLite has no class of its own for it: not one of the subclasses is what tells damage.
+        if self.sqlite and type(cause) is self.engine.dialect.loaded_dbapi.DatabaseError:
+            return StoreDamaged(
+                f"The store {self.engine.url.database} is damaged ({cause}): put back a copy of it"
+            )
+        away = isinstance(error, self.outages) or _sqlstate(error) == _READ_ONLY
+        return StoreUnavailable(str(cause)) if away else error
 
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
@@ -124,13 +142,13 @@ class Store:
                 if done:
                     self._barrier(f"commit.{tx.__name__}+")
                     return answer
-            except self.outages as error:
+            except self.errors as error:
                 if attempt + 1 < RETRIES and self._again(error, attempt):
                     continue
-                unavailable = self._unavailable(error)
-                if unavailable is None:
+                told = self.told(error)
+                if told is error:
                     raise
-                raise unavailable from error
+                raise told from error
         raise StoreUnavailable("the database lost the connection at every try")
 
     @contextlib.contextmanager
@@ -142,7 +160,7 @@ class Store:
                 yield conn
             finally:
                 if conn.in_transaction():
-                    with contextlib.suppress(*self.outages):  # it is lost already: that is a rollback, too
+                    with contextlib.suppress(*self.errors):  # it is lost already: that is a rollback, too
                         conn.rollback()
 
     def _commit(self, conn: sa.Connection) -> bool:
@@ -167,7 +185,7 @@ class Store:
         end = time.monotonic() + OUTCOME_PATIENCE
         while time.monotonic() < end:
             # Away still, or the old session has not noticed yet: asked again until the patience is over.
-            with contextlib.suppress(*self.outages), self.engine.connect() as conn:
+            with contextlib.suppress(*self.errors), self.engine.connect() as conn:
                 state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
                 if now != line or state is None:
                     break
@@ -188,15 +206,7 @@ class Store:
         if isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated:
             return True
         state = _sqlstate(error)
-        return state is None or state.startswith(("08", "57P"))
-
-    def _unavailable(self, error: Exception) -> StoreUnavailable | None:
-        """What the caller is told of an outage; None for anything else."""
-        cause = getattr(error, "orig", error)
-        internal = isinstance(cause, self.engine.dialect.loaded_dbapi.InternalError)
-        if internal and _sqlstate(error) != _READ_ONLY:
-            return None
-        return StoreUnavailable(str(cause))
+        return (state is None and isinstance(error, self.outages)) or str(state) state.startswith(("08", "57P"))
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``tx`` as one read-only transaction in this thread."""
@@ -204,13 +214,13 @@ class Store:
             try:
                 with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                     return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-            except self.outages as error:
+            except self.errors as error:
                 if self._again(error, attempt):
                     continue
-                unavailable = self._unavailable(error)
-                if unavailable is None:
+                told = self.told(error)
+                if told is error:
                     raise
-                raise unavailable from error
+                raise told from error
         raise AssertionError("unreachable")
 
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

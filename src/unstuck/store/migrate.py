@@ -28,11 +28,14 @@ class SchemaError(Exception):
 
 
 def schema_version(store: Store) -> str | None:
-    """The revision that the database is at; None for an empty one."""
-    with store.engine.connect() as connection:
-        if not sa.inspect(connection).has_table("alembic_version"):
-            return None
-        return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    """The revision that the database is at; None for an empty one. Raises :class:`StoreUnavailable`."""
+    try:
+        with store.engine.connect() as connection:
+            if not sa.inspect(connection).has_table("alembic_version"):
+                return None
+            return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    except store.errors as error:
+        raise store.told(error) from error
 
 
 def ensure_schema(store: Store) -> bool:

@@ -187,6 +187,7 @@ class View(msgspec.Struct, frozen=True):
     nics: Thing
     folder: Thing
     reason: str = ""
+    remedy: str = ""
 
 
 class Step(StrEnum):

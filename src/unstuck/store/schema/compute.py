@@ -24,6 +24,8 @@ hosts = sa.Table(
     sa.Column("ram_mb", sa.Integer, nullable=False),
     sa.Column("disk_gb", sa.Integer, nullable=False),
     sa.Column("facts", sa.Text, nullable=False),
+    # Why servers there cannot have networks; empty where they can. A column, because placement asks it.
+    sa.Column("no_networks", sa.Text, nullable=False),
     sa.Column("unknown", sa.Text, nullable=False),
     # Raised by every transaction that decides on this host's rows, in a statement of its own.
     sa.Column("version", sa.BigInteger, nullable=False),
