@@ -11,12 +11,42 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tests.postgres import postgres, postgres_server, postgres_store
+from tests import postgres as own
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema import metadata
 
-__all__ = ["postgres", "postgres_server", "postgres_store"]
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[own.Postgres]:
+    """A PostgreSQL of our own, whose database ``template`` has the schema and a clock; whoever stops it
+    starts it again."""
+    if own.programs() is None:
+        pytest.skip("PostgreSQL's server is not installed (`make setup` installs Debian's package)")
+    with own.controlled(durable=False) as server:
+        made = Store(own.url(server.address, "postgres"))
+        made.create_all()
+        made.transact(init_clock, generation_id="0" * 32)
+        made.close()
+        own.copy(server.address, "template", "postgres")
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: own.Postgres) -> str:
+    """Its address."""
+    return postgres_server.address
+
+
+@pytest.fixture
+def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """An empty store on PostgreSQL with its clock."""
+    name = f"t{abs(hash(request.node.nodeid)):x}"
+    own.copy(postgres, name, "template")
+    made = Store(own.url(postgres, name))
+    yield made
+    made.close()
+    own.drop(postgres, name)
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +61,8 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite_store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
-    """An empty store on SQLite with its clock."""
+def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
+    """An empty store with its clock."""
     shutil.copyfile(sqlite_template, tmp_path / "store.db")
     made = Store(f"sqlite:///{tmp_path}/store.db")
     yield made
@@ -50,14 +80,6 @@ def longer_than_their_columns(tx: Tx) -> list[str]:
             query = sa.select(*(sa.func.max(sa.func.length(table.c[name])).label(name) for name in limits))
             longest = tx.execute(query).one()._mapping
             found += [f"{table.name}.{name}" for name, most in limits.items() if (longest[name] or 0) > most]
-    return found
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> Store:
-    """An empty store with its clock: on SQLite, or where ``UNSTUCK_TEST_STORE=postgresql`` on that."""
-    kind = os.environ.get("UNSTUCK_TEST_STORE", "sqlite")
-    found: Store = request.getfixturevalue("postgres_store" if kind == "postgresql" else "sqlite_store")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The store's tests run on both databases."""
+"""The store's tests run on both databases: SQLite, and a PostgreSQL that the tests start themselves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from unstuck.store.engine import Store
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_store(request: pytest.FixtureRequest) -> Store:
     """The same test on both databases."""
-    name = "sqlite_store" if request.param == "sqlite" else "postgres_store"
+    name = "store" if request.param == "sqlite" else "postgres_store"
     found: Store = request.getfixturevalue(name)
     return found

@@ -206,7 +206,9 @@ class Store:
         if isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated:
             return True
         state = _sqlstate(error)
-        return (state is None and isinstance(error, self.outages)) or str(state) state.startswith(("08", "57P"))
+        if state is None:
+            return isinstance(error, self.outages)
+        return state.startswith(("08", "57P"))
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``tx`` as one read-only transaction in this thread."""
