@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.store.play import Cloud, caller, insert
-from unstuck.core.agents import Heartbeat
+from tests.store.play import Cloud, caller, facts, insert
+from unstuck.core.agents import Heartbeat, Register
 from unstuck.core.errors import Forbidden
 from unstuck.core.server.data import (
     Gone,
@@ -582,3 +582,28 @@ def test_a_mark_changes_nothing_of_what_is_asked(cloud: Cloud) -> None:
     assert cloud.wants()["a"].gone
     cloud.removed()
     assert cloud.status().status == "DELETED"
+
+
+def without_networks(cloud: Cloud, host_id: str = "h") -> None:
+    """Its agent registers again, now without root."""
+    told = msgspec.structs.replace(facts(), no_networks="networks need root: start Unstuck as root")
+    now = cloud.agents[host_id].incarnation
+    cloud.agents[host_id] = cloud.store.transact(agents.register, host_id, Register("again", told, now))
+
+
+def test_a_server_with_a_port_goes_to_no_host_that_cannot_connect_it(cloud: Cloud) -> None:
+    cloud.create("a")  # with a port
+    without_networks(cloud)
+    found = cloud.store.read(servers.server_facts, "a")
+    assert found is not None
+    assert found.hosts == ()
+    assert not cloud.place("a")  # asked by somebody who read before the agent registered again
+    cloud.host("other")
+    found = cloud.store.read(servers.server_facts, "a")
+    assert found is not None
+    assert found.hosts == ("other",)
+    assert cloud.place("a", "other")
+    cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
+    cloud.create("b")
+    cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
+    assert cloud.place("b", "h")  # without a port it may

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.words import counted
 
 
 def status(
@@ -26,10 +27,12 @@ def status(
     """
     with connect(state_of(state)) as cloud:
         servers, hosts = _servers(cloud), _hosts(cloud)
+        tombstones = int(cloud.get("/unstuck/v1/status")["tombstones"])
         url = cloud.url
-    summary = sentence(servers, hosts)
+    summary = sentence(servers, hosts, tombstones)
     if output == "json":
-        show_json({"summary": summary, "url": url, "servers": servers, "hosts": hosts})
+        answer = {"summary": summary, "url": url, "servers": servers, "hosts": hosts}
+        show_json({**answer, "tombstones": tombstones})
         return
     print(f"{summary} {url}")
     _tables(servers, hosts)
@@ -59,20 +62,26 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
     return [{key: host.get(key) for key in keep} for host in found]
 
 
-def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> str:
+def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0) -> str:
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
     failed = [server for server in servers if server["status"] == "ERROR"]
     away = [host for host in hosts if host["state"] != "up"]
     if not hosts:
         return "No host has registered yet: nothing can run."
-    parts = [f"{len(servers)} servers on {len(hosts)} hosts"]
+    parts = [f"{counted(len(servers), 'server')} on {counted(len(hosts), 'host')}"]
     if moving:
         parts.append(f"{len(moving)} on the way to what was asked for")
     if failed:
         parts.append(f"{len(failed)} failed (unstuck explain server NAME says why)")
     if away:
-        parts.append(f"{len(away)} hosts are away")
+        parts.append(f"{counted(len(away), 'host')} {'is' if len(away) == 1 else 'are'} away")
+    if tombstones:
+        kept = "holds" if tombstones == 1 else "hold"
+        parts.append(
+            f"{counted(tombstones, 'deleted server')} still {kept} room and address until the host was seen "
+            "without it"
+        )
     if len(parts) == 1:
         parts.append("all as they should be")
     return ", ".join(parts) + "."

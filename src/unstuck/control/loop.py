@@ -17,6 +17,7 @@ from unstuck.core.server.control import (
     Settled,
     plan_control,
 )
+from unstuck.core.time import backoff
 from unstuck.runtime.metrics import Steps, Unwatched
 from unstuck.store import asks, clock, servers
 from unstuck.store.engine import StoreUnavailable, Tx
@@ -95,7 +96,7 @@ class Controller:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
             self._watch.step(failed=True)
             log.exception("step failed", server=server_id, failures=failures)
-            await self._tx(servers.postpone, server_id, min(2.0**failures, BACKOFF_MAX))
+            await self._tx(servers.postpone, server_id, backoff(failures, 2.0, BACKOFF_MAX))
 
     async def step(self, server_id: str) -> None:
         """One decision and its effect for one server."""

@@ -19,6 +19,15 @@ class Now(msgspec.Struct, frozen=True):
     lease: float
 
 
+def backoff(failures: int, first: float, most: float) -> float:
+    """Seconds before the next try: ``first`` after one failure, then doubling up to ``most``.
+
+    The exponent is bounded: 2.0 ** 1024 raises OverflowError, which after half an hour without a control
+    plane ended the agent, and after a day of failures of one server the loop of all.
+    """
+    return min(first * 2.0 ** min(max(failures - 1, 0), 64), most)
+
+
 def iso_seconds(wall: float) -> str:
     """``2026-11-30T12:00:00Z``: the form of the compute and network APIs."""
     return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.agents import Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
 from unstuck.core.server.control import STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
@@ -73,6 +73,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             ram_mb=0,
             disk_gb=0,
             facts="{}",
+            no_networks="",
             unknown="[]",
             version=0,
             incarnation=0,
@@ -108,6 +109,7 @@ _REGISTER = Prepared(
     .where(hosts.c.id == sa.bindparam("host"))
     .values(
         facts=sa.bindparam("facts_now"),
+        no_networks=sa.bindparam("why_no_networks"),
         vcpus=sa.bindparam("cpus"),
         ram_mb=sa.bindparam("memory"),
         disk_gb=sa.bindparam("disk"),
@@ -139,6 +141,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             tx,
             host=host_id,
             facts_now=msgspec.json.encode(ask.facts).decode(),
+            why_no_networks=ask.facts.no_networks,
             cpus=ask.facts.vcpus,
             memory=ask.facts.ram_mb,
             disk=ask.facts.disk_gb,
@@ -147,7 +150,9 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             number=number,
             start=ask.start,
         )
-    return Registered(number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
+    return Registered(
+        number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx), protocol=PROTOCOL
+    )
 
 
 _BEAT = Prepared(
@@ -184,10 +189,16 @@ def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
 
 
 _INCARNATION = Prepared(sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")))
+_HOLD_INCARNATION = Prepared(
+    sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")).with_for_update(read=True)
+)
 
 
-def _check_incarnation(tx: Tx, host_id: str, incarnation: int) -> None:
-    current = _INCARNATION.scalar(tx, host=host_id)
+def _check_incarnation(tx: Tx, host_id: str, incarnation: int, *, hold: bool = False) -> None:
+    """``hold``: no other incarnation registers before this transaction ends. Without it a claim and a
+    registration at once left a lease to an agent that was superseded (a barrier test on PostgreSQL)."""
+    query = _HOLD_INCARNATION if hold else _INCARNATION
+    current = query.scalar(tx, host=host_id)
     if current is None:
         raise UnknownHost(host_id)
     if current != incarnation:
@@ -326,7 +337,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
 
 def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
-    _check_incarnation(tx, host_id, ask.incarnation)
+    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
     state = _placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
@@ -351,7 +362,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     seen = ask.observation
     if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
         lock_host(tx, host_id)  # these two decide on more than the server's own row
-    _check_incarnation(tx, host_id, ask.incarnation)
+    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
     if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
             _clear_tombstone(tx, host_id, ask)

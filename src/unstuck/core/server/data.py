@@ -193,6 +193,7 @@ class View(msgspec.Struct, frozen=True):
     nics: Thing
     folder: Thing
     reason: str = ""
+    remedy: str = ""
 
 
 class Step(StrEnum):

@@ -31,7 +31,10 @@ from unstuck.core.server.data import (
 )
 
 START_BUDGET = 5
-"""Starts of one edge within ten minutes before a guest that will not stay up is left alone."""
+"""Starts of one edge within ten minutes, the first one included, before a guest that will not stay up is
+left alone."""
+
+DOCTOR = "see what `unstuck doctor` says on the host"
 
 FETCH_BACKOFF = 60.0
 """The longest wait between two tries to fetch an image."""
@@ -205,9 +208,10 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
 
 def _network(view: View) -> Decision | None:
     if view.nics is Thing.UNKNOWN:
-        return Hold(
-            Step.WAITING, 2.0, Trouble("network-unknown", "the host's network cannot be read", "see doctor")
-        )
+        why = f": {view.reason}" if view.reason else ""
+        remedy = view.remedy or DOCTOR
+        trouble = Trouble("network-unknown", f"the host's network cannot be read{why}", remedy)
+        return Hold(Step.WAITING, 2.0, trouble)
     if view.nics is Thing.ABSENT:
         return Act(Do.MAKE_NICS, Step.NETWORK)
     return None
@@ -240,7 +244,8 @@ def _remove(view: View) -> Decision:
             assert_never(never)
     for thing, do in ((view.nics, Do.REMOVE_NICS), (view.folder, Do.REMOVE_FOLDER)):
         if thing is Thing.UNKNOWN:
-            trouble = Trouble("removal-unknown", f"cannot see what is left: {view.reason}", "see doctor")
+            reason = f"cannot see what is left: {view.reason}"
+            trouble = Trouble("removal-unknown", reason, view.remedy or DOCTOR)
             return Hold(Step.REMOVING, 2.0, trouble)
         if thing is Thing.PRESENT:
             return Act(do, Step.REMOVING)
