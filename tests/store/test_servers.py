@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 import msgspec
@@ -37,6 +38,17 @@ def cloud(any_store: Store) -> Cloud:
     made = Cloud(any_store)
     made.host()
     return made
+
+
+def test_ids_as_long_as_real_ones_fit(cloud: Cloud) -> None:
+    """Found by the bench: on PostgreSQL no server could be created, its operation had too long an id."""
+    name = str(uuid.uuid4())
+    cloud.active(name)
+    for change in (servers.stop_server, servers.start_server, servers.delete_server):
+        asker = servers.Caller(f"req-{uuid.uuid4()}", uuid.uuid4().hex, uuid.uuid4().hex)
+        cloud.store.transact(change, name, asker)
+        cloud.report(Gone() if change is servers.stop_server else Running(2), name)
+    assert cloud.server(name).deleted
 
 
 def scalar(cloud: Cloud, query: sa.Select[tuple[object]]) -> object:

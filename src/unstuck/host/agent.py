@@ -121,7 +121,7 @@ class Agent:
                 terms = await self._call("register", functools.partial(self._control.register, ask))
             except Unreachable as error:
                 await self._port.pause(
-                    _patience("registration", error, backoff(attempt, 0.25, 2.0)), "register"
+                    _patience("registration", error, backoff(attempt, 0.25, 2.0, key=self._start)), "register"
                 )
                 continue
             if not terms.granted:
@@ -163,7 +163,9 @@ class Agent:
                 )
             except Unreachable as error:
                 failures += 1
-                await self._port.pause(_patience("world", error, backoff(failures, 0.5, 2.0)), "world")
+                await self._port.pause(
+                    _patience("world", error, backoff(failures, 0.5, 2.0, key=self._start)), "world"
+                )
                 continue
             failures = 0
             news = self._take_world(world)
@@ -227,10 +229,10 @@ class Agent:
                     return
                 except Unreachable:
                     failures += 1
-                    seconds = backoff(failures, 1.0, 5.0)
+                    seconds = backoff(failures, 1.0, 5.0, key=server_id)
                 except (DriverError, OSError) as error:
                     failures += 1
-                    seconds = backoff(failures, 1.0, BACKOFF_MAX)
+                    seconds = backoff(failures, 1.0, BACKOFF_MAX, key=server_id)
                     await self._report_failure(
                         want, error if isinstance(error, DriverError) else shortage(error)
                     )
@@ -238,7 +240,7 @@ class Agent:
                     raise
                 except Exception:
                     failures += 1
-                    seconds = backoff(failures, 2.0, BACKOFF_MAX)
+                    seconds = backoff(failures, 2.0, BACKOFF_MAX, key=server_id)
                     log.exception("step failed", server=server_id)
                 if seconds:
                     await self._port.pause(seconds, server_id)
