@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
 from unstuck.core.generation import Mark, Relation, relation
-from unstuck.core.server.control import STALL
+from unstuck.core.server.control import STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
     Flavor,
@@ -31,7 +31,7 @@ from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import Behind, notice, recovery, rise
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, judge, load_server, lock_host
+from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
@@ -244,6 +244,7 @@ _WANTS = Prepared(
         servers.c.intent,
         servers.c.edge,
         servers.c.edge_soft,
+        servers.c.mark,
         servers.c.deleted,
         servers.c.disputed,
         servers.c.disk_id,
@@ -375,6 +376,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         gone=gone,
         disk_recorded=row.disk_id is not None,
         spec=spec,
+        mark=row.mark,
     )
 
 
@@ -448,11 +450,13 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:
     """The guest powered itself off: that is what its user wants now, unless they said otherwise since."""
     assert isinstance(seen.guest, Off)
-    obeys = server.power is Power.ON and seen.intent == server.intent and seen.guest.edge >= server.edge
+    obeys = server.power is not Power.OFF and seen.intent == server.intent and seen.guest.edge >= server.edge
     if not obeys or server.deleted or seen.disk is not Thing.PRESENT:
         return
     now = tx.now
     number = server.intent + 1
+    if server.operation is not None and server.operation.kind is OperationKind.PAUSE:
+        close_operation(tx, server.operation.id, Outcome("failed", "the guest powered itself off first"))
     owner = tx.execute(
         sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)
     ).one()

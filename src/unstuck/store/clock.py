@@ -111,6 +111,13 @@ def clock_row(tx: Tx) -> Row:
     return row
 
 
+def since_tick(tx: Tx) -> float:
+    """Seconds of wall time since any control plane advanced the clock; while it stands, no deadline comes."""
+    row = _READ.first(tx)
+    assert row is not None
+    return float(max(tx.wall() - row.wall, 0.0))
+
+
 def generation(tx: Tx) -> tuple[int, str, int]:
     """The store's generation (a counter that rises when a copy was put back, a random id) and its tick."""
     row = _READ.first(tx)

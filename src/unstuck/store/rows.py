@@ -23,6 +23,7 @@ from unstuck.core.server.data import (
     Failure,
     Fence,
     HostSeen,
+    Lock,
     Observation,
     Operation,
     OperationKind,
@@ -56,6 +57,10 @@ JOINED = (
         servers.c.work_deadline,
         servers.c.failure,
         servers.c.disputed,
+        servers.c.waiting,
+        servers.c.marked_wall,
+        servers.c.locked_by,
+        servers.c.locked_reason,
         servers.c.settled,
         servers.c.next_look,
         placements.c.host_id,
@@ -102,6 +107,7 @@ _SETTLE = Prepared(
         work_deadline=sa.bindparam("limit"),
     )
 )
+_UNMARK = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(marked_wall=None))
 _CLOSE = Prepared(
     sa.update(operations)
     .where(operations.c.id == sa.bindparam("operation"), operations.c.state == "open")
@@ -172,6 +178,9 @@ def loaded_from(row: Any) -> Loaded:
         failure=failure,
         disputed=None if row.disputed is None else Dispute(row.disputed),
         unreadable=spoiled,
+        waiting=row.waiting,
+        marked_wall=row.marked_wall,
+        locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)
 
@@ -228,6 +237,9 @@ def judge(tx: Tx, server_id: str) -> Server:
         if outcome is not None:
             close_operation(tx, server.operation.id, outcome)
             server = msgspec.structs.replace(server, operation=None)
+            if outcome.state == "done" and server.marked_wall is not None:
+                _UNMARK.run(tx, server=server_id)  # something succeeded: the operator's mark is out of date
+                server = msgspec.structs.replace(server, marked_wall=None)
     settled, look = next_look(plan_control(server, tx.now), tx.now)
     owner, limit = server.lease_incarnation, server.work_deadline
     if settled:
