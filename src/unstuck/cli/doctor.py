@@ -78,10 +78,11 @@ def doctor(
 
 def _recovery(state: State) -> dict[str, Any] | None:
     """What is in dispute after the store was set back, as the running control plane says."""
-    if holder(state.control_lock) is None:
-        return None
-    with connect(state) as cloud:
-        found: dict[str, Any] | None = cloud.get("/unstuck/v1/recovery")["recovery"]
+    try:
+        with connect(state) as cloud:
+            found: dict[str, Any] | None = cloud.get("/unstuck/v1/recovery")["recovery"]
+    except CliError:
+        return None  # it does not answer, which is told elsewhere
     return found
 
 
