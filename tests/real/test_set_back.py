@@ -123,7 +123,7 @@ def active(cloud: FaultCloud, name: str) -> str:
 def test_an_sqlite_copy_put_back_loses_nothing_and_is_settled_by_one_diff(
     cloud: FaultCloud, tmp_path: Path, record: str
 ) -> None:
-    """``without``: the whole state folder of the control plane was put back, so that only the agent can tell."""
+    """``without``: the control plane's record was put back with it, so that only the agent can tell."""
     cloud.start("control")
     cloud.start("host")
     kept, gone, off = active(cloud, "kept"), active(cloud, "gone"), active(cloud, "off")
@@ -227,6 +227,9 @@ def test_a_postgresql_put_back_loses_nothing_and_is_settled_by_one_diff(
     """``copied``: the data directory as it was, the same cluster and timeline; only agents and the control
     plane's record can tell. ``recovered``: as from a base backup, on a timeline of its own."""
     with postgres.controlled(durable=False) as server:
+        # These are of another store, of which the tests above know.
+        cloud.state.store_mark.unlink()
+        shutil.rmtree(cloud.state.root / "blobs")
         cloud.environment["UNSTUCK_STORE"] = postgres.url(server.address, "postgres")
         cloud.start("control")
         with connect(cloud.state) as admin:
