@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.agents import Holding, Holdings, Told
 from unstuck.core.generation import Dispute
-from unstuck.core.server.data import Power, Server, Thing
+from unstuck.core.server.data import Observation, Power, Server, Step, Thing, Unclear
 from unstuck.store.adoption import adopt_unknown, grant_again
 from unstuck.store.agents import check_incarnation, notice_host, terms
 from unstuck.store.generation import recovery, rise
@@ -35,6 +36,9 @@ _HAS_TOLD = Prepared(
 )
 _DISPUTE = Prepared(
     sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(disputed=sa.bindparam("kind"))
+)
+_SEEN = Prepared(
+    sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(seen=sa.bindparam("observation"))
 )
 _ADOPT_NONCE = Prepared(
     sa.update(placements)
@@ -127,6 +131,9 @@ def _missing(tx: Tx, host_id: str, row: Any) -> None:
     if row.state != "live" or row.deleted or row.disk_id is None or row.disputed is not None:
         return
     _DISPUTE.run(tx, server=row.id, kind=Dispute.MISSING.value)
+    # What was seen before the store was set back is not so any more; the host's own report comes next.
+    seen = Observation(row.intent, Unclear("its host has no disk of it"), Thing.ABSENT, Step.WAITING)
+    _SEEN.run(tx, server=row.id, observation=msgspec.json.encode(seen).decode())
     bump_world(tx, host_id, row.id)
     judge(tx, row.id)
 
