@@ -157,6 +157,7 @@ class Run:
         self.engine.lost = lambda: Unreachable("no answer")
         self.engine.ended = self._ended
         self.lose_wakes = seed is not None and self.rng.random() < 0.3
+        self.truth.late = 25.0 if self.lose_wakes else 0.0
 
     # processes
 
@@ -329,6 +330,7 @@ class Run:
         finally:
             for process in engine.processes:
                 process.kill()
+            self.user.close()
             self.store.on_commit = lambda: None
         return Verdict(
             scenario=self.scenario,
@@ -390,13 +392,17 @@ class SimUser:
     def abandon(self) -> None:
         """Whoever was at work finds that the cloud has forgotten things, and gives up."""
         self._process.kill()
-        for script in self._scripts:
-            script.close()
-        self._scripts.clear()
+        self.close()
         self._process = self._run.engine.process("user")
         self._process.faultable = False
         self._run.scripts = 0
         self._run.expected.clear()
+
+    def close(self) -> None:
+        """Scripts that never began would warn of it when they are collected."""
+        for script in self._scripts:
+            script.close()
+        self._scripts.clear()
 
     def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run.store.transact(tx, *args, **kwargs)

@@ -80,7 +80,7 @@ def setbacks(one: int, two: int) -> Iterator[tuple[int, Setback]]:
 async def aftermath(user: SimUser, plan: Setback) -> None:
     """What users and an operator do after the store was set back; in the end nothing is left of anything."""
     if not plan.record:
-        await user.wait(5.0)
+        await user.wait(12.0)  # two heartbeats
     await user.create("new")
     await user.until("new", "ACTIVE")
     if plan.impatient:
