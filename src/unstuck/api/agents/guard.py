@@ -14,6 +14,7 @@ import structlog
 from unstuck.api.errors import ApiError
 from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Call, Handler, Reply
+from unstuck.api.vouch import vouch
 from unstuck.core.agents import PROTOCOL, speaks
 from unstuck.store import agents
 from unstuck.store.agents import Stale, Superseded, UnknownHost
@@ -119,6 +120,7 @@ async def _authenticate(call: Call) -> str:
     if not cache.knows(host_id, secret_hash):
         await call.store.run_read(agents.authenticate_host, host_id, secret_hash)
         cache.add(host_id, secret_hash)
+    vouch(call.http.scope, "agent")
     return host_id
 
 
