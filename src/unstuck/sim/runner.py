@@ -331,6 +331,11 @@ class SimUser:
         await self._request("reboot", servers.reboot_server, name, self._caller(), soft=soft)
         self._run.expected[name] = "ACTIVE"
 
+    async def break_image(self) -> None:
+        """It is whole and has the right digest, and no disk can be made of it."""
+        for host in self._run.hosts:
+            host.image_usable = False
+
     async def power_off_inside(self, name: str) -> None:
         self._run.expected[name] = "SHUTOFF"
         for _ in range(600):

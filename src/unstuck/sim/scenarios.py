@@ -19,6 +19,8 @@ class User(Protocol):
 
     async def reboot(self, name: str, *, soft: bool) -> None: ...
 
+    async def break_image(self) -> None: ...
+
     async def power_off_inside(self, name: str) -> None: ...
 
     async def host_dies(self, seconds: float) -> None: ...
@@ -95,6 +97,14 @@ async def power_off_inside(user: User) -> None:
     await user.until("a", "SHUTOFF")
 
 
+async def image_of_no_use(user: User) -> None:
+    """No try can help: the build ends with that reason, and not never."""
+    await user.break_image()
+    await user.create("a")
+    await user.until("a", "ERROR")
+    await user.delete("a")
+
+
 async def delete_while_stopping(user: User) -> None:
     await user.create("a")
     await user.until("a", "ACTIVE")
@@ -144,7 +154,7 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
-SLOW = frozenset({"delete_on_a_dead_host", "host_dies_in_delete"})
+SLOW = frozenset({"delete_on_a_dead_host", "host_dies_in_delete", "image_of_no_use"})
 """Scenarios in which nothing happens for minutes of virtual time."""
 
 SCENARIOS: dict[str, Script] = {
@@ -160,6 +170,7 @@ SCENARIOS: dict[str, Script] = {
         reboot_hard,
         reboot_soft,
         power_off_inside,
+        image_of_no_use,
         delete_while_stopping,
         two_at_once,
         delete_on_a_dead_host,
