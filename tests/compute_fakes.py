@@ -6,7 +6,7 @@ from typing import Any
 
 from unstuck.core.agents import Answer, Claim, Heartbeat, HostFacts, Register, Report
 from unstuck.core.server.control import FailIt, FinishDelete, PlaceIt, plan_control
-from unstuck.core.server.data import Gone, Observation, Power, Running, Step, Thing, Want
+from unstuck.core.server.data import Gone, Observation, Paused, Power, Running, Step, Thing, Want
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store
 
@@ -22,8 +22,17 @@ class FakeHost:
         self.name = name
         self.sequence = 0
         store.transact(agents.add_host, host_id=self.id, hostname=name, secret_hash="x", machine_id=name)
-        facts = HostFacts(name, name, "boot", 64, ram_mb, 10_000, "none", "fake", "1", "10.0.0.1")
-        self.incarnation = store.transact(agents.register, self.id, Register("start", facts, 0)).incarnation
+        self.ram_mb = ram_mb
+        self.incarnation = 0
+        self.register()
+
+    def register(self, **more: Any) -> None:
+        """A new agent, which may find another machine than the last one did."""
+        facts = HostFacts(
+            self.name, self.name, "boot", 64, self.ram_mb, 10_000, "none", "fake", "1", "10.0.0.1", **more
+        )
+        ask = Register(f"start-{self.incarnation}", facts, self.incarnation)
+        self.incarnation = self.store.transact(agents.register, self.id, ask).incarnation
 
     def next(self) -> int:
         self.sequence += 1
@@ -42,7 +51,8 @@ class FakeHost:
         return {want.server_id: want for want in world.wants}
 
     def report(self, want: Want, **changes: Any) -> None:
-        guest = Running(want.edge) if want.power is Power.ON else Gone()
+        guests = {Power.ON: Running(want.edge), Power.PAUSED: Paused(want.edge)}
+        guest = guests.get(want.power, Gone())
         seen = {
             "intent": want.intent, "guest": guest, "disk": Thing.PRESENT, "step": Step.AT_REST, **changes
         }  # fmt: skip

@@ -14,6 +14,7 @@ from unstuck.cli.checks import Check, machine
 from unstuck.cli.cloud import CLOCK_STANDS, connect, show_json, state_of
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Difference, Expected, compare, look
+from unstuck.cli.words import counted
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import HostFile, State, StateError
@@ -180,6 +181,7 @@ def _print(checks: list[Check], differences: list[Difference]) -> None:
         print(f"DIFF  {item.kind}: {item.what}: {item.detail}\n      -> {item.remedy}")
     faults = sum(check.level == "fault" for check in checks)
     if faults or differences:
-        print(f"{faults} faults, {len(differences)} differences between the store and this machine.")
+        found = f"{counted(faults, 'fault')}, {counted(len(differences), 'difference')}"
+        print(f"{found} between the store and this machine.")
     else:
         print("This machine is fit, and everything is as the store says.")

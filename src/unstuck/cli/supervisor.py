@@ -48,6 +48,8 @@ class Role:
         self.since = 0.0
         self.failures = 0
         self.next_start = 0.0
+        self.said = 0
+        """Where its log began when it was started: what is before that is of others."""
 
 
 def roles(state: State, driver: str) -> list[Role]:
@@ -126,7 +128,7 @@ class Supervisor:
         role.next_start = time.monotonic() + delay
         self._say(role, f"ended with {code} after {ran:.1f} s; starting again in {delay:.1f} s")
         if code in HOPELESS:
-            reason = last_reason(self._state.logs / f"{role.name}.log")
+            reason = last_reason(self._state.logs / f"{role.name}.log", role.said)
             with contextlib.suppress(OSError):  # it only tells `up` sooner
                 write_whole(failed_file(self._state, role.name), reason.encode(), durable=False)
 
@@ -141,6 +143,7 @@ class Supervisor:
             environment.setdefault("MALLOC_ARENA_MAX", "2")
             environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
         descriptor = open_log(self._state.logs / f"{role.name}.log")
+        role.said = os.fstat(descriptor).st_size
         try:
             role.popen = subprocess.Popen(
                 role.command, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
@@ -216,10 +219,20 @@ def identity_of(pid: int) -> ProcessId | None:
     return ProcessId(pid, start if start is not None else -1, boot_id())
 
 
-def last_reason(log: Path) -> str:
-    """The newest reason in a log, for people."""
+def size_of(log: Path) -> int:
+    """Bytes in a log now; 0 where there is none."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_reason(log: Path, since: int) -> str:
+    """The newest reason in a log behind byte ``since``, for people: an old one explains nothing."""
     with contextlib.suppress(OSError):
-        for line in reversed(log.read_bytes()[-65536:].splitlines()):
+        data = log.read_bytes()
+        fresh = data[since:] if since <= len(data) else data  # a new file was begun meanwhile
+        for line in reversed(fresh[-65536:].splitlines()):
             with contextlib.suppress(msgspec.DecodeError):
                 found = msgspec.json.decode(line, type=dict[str, Any])
                 if "reason" in found:
@@ -231,6 +244,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unstuck supervisor")
     parser.add_argument("--state", type=Path, required=True)
     arguments = parser.parse_args(argv)
+    os.umask(0o077)
     state = State(arguments.state)
     supervisor = Supervisor(state, state.read().driver)
     try:

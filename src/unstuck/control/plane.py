@@ -31,7 +31,7 @@ from unstuck.runtime.processes import myself
 from unstuck.runtime.service import Service
 from unstuck.runtime.state import State
 from unstuck.store.engine import Store
-from unstuck.store.migrate import ensure_schema_apart
+from unstuck.store.migrate import alone, ensure_schema_apart
 
 log = structlog.get_logger(__name__)
 
@@ -151,8 +151,9 @@ def serve(
     barriers = Barriers.from_environment(state.run)
     store = Store(store_url, barrier=barriers.check)
     try:
-        ensure_schema_apart(store, store_url)
-        set_up(store, state, network=network)
+        with alone(store):
+            ensure_schema_apart(store, store_url)
+            set_up(store, state, network=network)
         port = AsyncPort(barriers)
         work = run(state, store, port, listener, _settings(state, public_url), url)
         try:

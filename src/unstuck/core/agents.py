@@ -33,6 +33,8 @@ class HostFacts(msgspec.Struct, frozen=True):
     driver_version: str
     address: str = "127.0.0.1"
     protocol: int = PROTOCOL
+    no_networks: str = ""
+    """Why servers on it cannot have networks, with the remedy; empty where they can."""
 
 
 class Register(msgspec.Struct, frozen=True):

@@ -111,3 +111,12 @@ def set_up(process: str) -> None:
     )
     structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
     logging.basicConfig(handlers=[_Stdlib()], level=logging.WARNING, force=True)
+
+
+def refuse(process: str, what: str, reason: str) -> None:
+    """Say why a process cannot start: a sentence to a person, a line of the log to a file."""
+    if sys.stderr.isatty():
+        print(f"unstuck: the {what}: {reason}", file=sys.stderr)
+        return
+    set_up(process)
+    structlog.get_logger(__name__).error(what, reason=reason)

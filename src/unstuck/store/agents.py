@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
-from unstuck.core.server.control import STALL
+from unstuck.core.server.control import STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
     Flavor,
@@ -29,7 +29,7 @@ from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, judge, load_server, lock_host
+from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
@@ -73,6 +73,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             ram_mb=0,
             disk_gb=0,
             facts="{}",
+            no_networks="",
             unknown="[]",
             version=0,
             incarnation=0,
@@ -108,6 +109,7 @@ _REGISTER = Prepared(
     .where(hosts.c.id == sa.bindparam("host"))
     .values(
         facts=sa.bindparam("facts_now"),
+        no_networks=sa.bindparam("why_no_networks"),
         vcpus=sa.bindparam("cpus"),
         ram_mb=sa.bindparam("memory"),
         disk_gb=sa.bindparam("disk"),
@@ -139,6 +141,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             tx,
             host=host_id,
             facts_now=msgspec.json.encode(ask.facts).decode(),
+            why_no_networks=ask.facts.no_networks,
             cpus=ask.facts.vcpus,
             memory=ask.facts.ram_mb,
             disk=ask.facts.disk_gb,
@@ -210,6 +213,7 @@ _WANTS = Prepared(
         servers.c.intent,
         servers.c.edge,
         servers.c.edge_soft,
+        servers.c.mark,
         servers.c.deleted,
         servers.c.disk_id,
         servers.c.world_version,
@@ -327,6 +331,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         gone=gone,
         disk_recorded=row.disk_id is not None,
         spec=spec,
+        mark=row.mark,
     )
 
 
@@ -400,11 +405,13 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:
     """The guest powered itself off: that is what its user wants now, unless they said otherwise since."""
     assert isinstance(seen.guest, Off)
-    obeys = server.power is Power.ON and seen.intent == server.intent and seen.guest.edge >= server.edge
+    obeys = server.power is not Power.OFF and seen.intent == server.intent and seen.guest.edge >= server.edge
     if not obeys or server.deleted or seen.disk is not Thing.PRESENT:
         return
     now = tx.now
     number = server.intent + 1
+    if server.operation is not None and server.operation.kind is OperationKind.PAUSE:
+        close_operation(tx, server.operation.id, Outcome("failed", "the guest powered itself off first"))
     owner = tx.execute(
         sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)
     ).one()

@@ -30,10 +30,14 @@ OPERATION_DEADLINE = {
     OperationKind.STOP: 60.0,
     OperationKind.START: 300.0,
     OperationKind.REBOOT: 120.0,
+    OperationKind.PAUSE: 60.0,
+    OperationKind.UNPAUSE: 60.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
 
+
+REBOOT_OVERRIDES = frozenset({OperationKind.REBOOT, OperationKind.PAUSE, OperationKind.UNPAUSE})
 
 LEASE = 30.0
 """Seconds that a host's word counts."""
@@ -59,7 +63,13 @@ _DUE = Prepared(
     .limit(sa.bindparam("most"))
 )
 _TO_PLACE = Prepared(
-    sa.select(servers.c.spec, servers.c.epoch, servers.c.deleted, servers.c.failure)
+    sa.select(
+        servers.c.spec,
+        servers.c.epoch,
+        servers.c.deleted,
+        servers.c.failure,
+        sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
+    )
     .where(servers.c.id == sa.bindparam("server"))
     .with_for_update()
 )
@@ -74,7 +84,7 @@ _USED = Prepared(
     ).where(placements.c.host_id == sa.bindparam("host"))
 )
 _CAPACITY = Prepared(
-    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled).where(
+    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled, hosts.c.no_networks).where(
         hosts.c.id == sa.bindparam("host")
     )
 )
@@ -83,9 +93,14 @@ _ram = (
     .group_by(placements.c.host_id)
     .subquery()
 )
-_ZONE = Prepared(sa.select(servers.c.requested_zone).where(servers.c.id == sa.bindparam("server")))
+_NEEDS = Prepared(
+    sa.select(
+        servers.c.requested_zone,
+        sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
+    ).where(servers.c.id == sa.bindparam("server"))
+)
 _HOSTS_BY_ROOM = Prepared(
-    sa.select(hosts.c.id, hosts.c.hostname)
+    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
     .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
     .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > sa.bindparam("heard_since"))
     .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
@@ -117,11 +132,12 @@ _ALL_DONE = Prepared(
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: goes into the operation row."""
+    """Who asks: goes into the operation row. An administrator passes by locks."""
 
     request_id: str
     user_id: str
     project_id: str
+    admin: bool = False
 
 
 class NewServer(msgspec.Struct, frozen=True):
@@ -179,6 +195,7 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
         edge=1,
         edge_soft=False,
         deleted=False,
+        mark=0,
         epoch=0,
         world_version=0,
         seen_at=now.lease,
@@ -192,8 +209,16 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
 
 
 def _open(
-    tx: Tx, server_id: str, kind: OperationKind, edge: int, *, soft: bool, caller: Caller, host: str | None
+    tx: Tx,
+    server_id: str,
+    kind: OperationKind,
+    edge: int,
+    *,
+    soft: bool,
+    caller: Caller,
+    host: str | None,
 ) -> None:
+    """Write down what was asked; it stays open until the facts say that it is over."""
     now = tx.now
     _INSERT_OPERATION.run(
         tx,
@@ -215,7 +240,43 @@ def _open(
     )
 
 
-def _load_for_change(tx: Tx, server_id: str) -> Server:
+def note_done(tx: Tx, server: Server, kind: OperationKind, caller: Caller) -> None:
+    """Write down what was asked and is over with this very transaction."""
+    _INSERT_OPERATION.run(
+        tx,
+        id=f"{server.id}.{kind.value}.{caller.request_id}",
+        resource_kind="server",
+        resource_id=server.id,
+        kind=kind.value,
+        edge=server.edge,
+        soft=False,
+        state="done",
+        reason="",
+        request_id=caller.request_id,
+        user_id=caller.user_id,
+        project_id=caller.project_id,
+        host=server.host.hostname if server.host else None,
+        since=tx.now.lease,
+        started_wall=tx.now.wall,
+        finished_wall=tx.now.wall,
+    )
+
+
+def check_lock(server: Server, *, admin: bool) -> None:
+    """409 for a member while it is locked, saying who can lift that (law 6)."""
+    if server.locked is not None and not admin:
+        who = "an administrator" if server.locked.by_admin else "its owner"
+        raise Conflict(f"Instance {server.id} is locked by {who}: it has to be unlocked first")
+
+
+def load_for_change(tx: Tx, server_id: str, caller: Caller) -> Server:
+    """A server that its row's lock holds; 409 while it is locked against this caller."""
+    server = load_locked(tx, server_id)
+    check_lock(server, admin=caller.admin)
+    return server
+
+
+def load_locked(tx: Tx, server_id: str) -> Server:
     """Lock host, then server (that order everywhere), and read again what was read before the lock."""
     for _ in range(3):
         first = load_server(tx, server_id)
@@ -233,7 +294,7 @@ def _load_for_change(tx: Tx, server_id: str) -> Server:
     raise Conflict(f"Instance {server_id} is changing; try again.")
 
 
-def _refuse_unless(
+def refuse_unless(
     server: Server, tx: Tx, verb: str, allowed: frozenset[str], *, open_ok: bool = False
 ) -> None:
     shown = status(server, tx.now)
@@ -246,7 +307,7 @@ def _refuse_unless(
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state {task}")
 
 
-def _want(
+def change_intent(
     tx: Tx, server: Server, kind: OperationKind, caller: Caller, *, power: Power, edge: int, soft: bool
 ) -> None:
     if server.operation is not None:
@@ -269,32 +330,32 @@ def _want(
 
 def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it off. Returns the host to notify. Raises :class:`Conflict`, :class:`NotFound`."""
-    server = _load_for_change(tx, server_id)
-    _refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
+    server = load_for_change(tx, server_id, caller)
+    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
     if server.place is None:
         raise Conflict(f"Cannot 'stop' instance {server.id}: it was never placed on a host")
-    _want(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
+    change_intent(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
     return server.place.host_id
 
 
 def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it on: a new guest process, hence a new edge."""
-    server = _load_for_change(tx, server_id)
-    _refuse_unless(server, tx, "start", frozenset({"stopped"}))
-    _want(tx, server, OperationKind.START, caller, power=Power.ON, edge=server.intent + 1, soft=False)
+    server = load_for_change(tx, server_id, caller)
+    refuse_unless(server, tx, "start", frozenset({"stopped"}))
+    change_intent(tx, server, OperationKind.START, caller, power=Power.ON, edge=server.intent + 1, soft=False)
     return server.place.host_id if server.place else None
 
 
 def reboot_server(tx: Tx, server_id: str, caller: Caller, *, soft: bool) -> str | None:
     """A new guest process; ``soft`` asks the guest to end the old one by itself first."""
-    server = _load_for_change(tx, server_id)
+    server = load_for_change(tx, server_id, caller)
     allowed = {"active"} if soft else {"active", "stopped", "paused", "error"}
-    # As the compute API has it, a hard reboot may override a reboot that is under way.
-    overrides = server.operation is not None and server.operation.kind is OperationKind.REBOOT
-    _refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)
+    # As the compute API has it, a hard reboot may override some of what is under way.
+    overrides = server.operation is not None and server.operation.kind in REBOOT_OVERRIDES
+    refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)
     if server.place is None:
         raise Conflict(f"Cannot 'reboot' instance {server.id}: it was never placed on a host")
-    _want(tx, server, OperationKind.REBOOT, caller, power=Power.ON, edge=server.intent + 1, soft=soft)
+    change_intent(tx, server, OperationKind.REBOOT, caller, power=Power.ON, edge=server.intent + 1, soft=soft)
     return server.place.host_id
 
 
@@ -303,7 +364,7 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 
     A second delete changes nothing. Returns the host to notify, if one has to clean up.
     """
-    server = _load_for_change(tx, server_id)
+    server = load_for_change(tx, server_id, caller)
     host_id = server.place.host_id if server.place else None
     if server.deleted:
         return host_id
@@ -352,9 +413,13 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     if loaded.server.place is not None or loaded.server.deleted:
         return ServerFacts(loaded.server, (), tx.now)
     # An administrator may have chosen the host: "zone:host".
-    chosen = (_ZONE.scalar(tx, server=server_id) or "").partition(":")[2]
+    needs = _NEEDS.first(tx, server=server_id)
+    assert needs is not None
+    chosen = (needs.requested_zone or "").partition(":")[2]
     free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE)
-    fitting = tuple(host.id for host in free if chosen in ("", host.hostname))
+    fitting = tuple(
+        host.id for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
+    )
     return ServerFacts(loaded.server, fitting, tx.now)
 
 
@@ -374,7 +439,7 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
         reason = "what the server is to be made of cannot be read in the store"
         fail_server(tx, server_id, "record-unreadable", reason, remedy)
         return True  # decided: another host could not read it either
-    if not _has_room(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb):
+    if not _can_take(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb, network=row.network):
         return False
     _INSERT_PLACEMENT.run(
         tx,
@@ -399,12 +464,12 @@ VCPU_OVERCOMMIT = 16
 """Virtual CPUs that one CPU of a host may carry (the compute service's customary ratio)."""
 
 
-def _has_room(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int) -> bool:
+def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, network: bool) -> bool:
     """Capacity in use is derived from placements: there is no counter that can leak."""
     used = _USED.first(tx, host=host_id)
     host = _CAPACITY.first(tx, host=host_id)
     assert used is not None
-    if host is None or not host.enabled:
+    if host is None or not host.enabled or (network and host.no_networks):
         return False
     return bool(
         used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT

@@ -32,7 +32,10 @@ from unstuck.core.server.data import (
 from unstuck.core.time import backoff
 
 START_BUDGET = 5
-"""Starts of one edge within ten minutes before a guest that will not stay up is left alone."""
+"""Starts of one edge within ten minutes, the first one included, before a guest that will not stay up is
+left alone."""
+
+DOCTOR = "see what `unstuck doctor` says on the host"
 
 DISK_BUDGET = 8
 """Failures in a row to make one disk, with nothing short on the host, before no further try can help."""
@@ -49,6 +52,8 @@ class Do(StrEnum):
     RECORD_DISK = "record_disk"
     MAKE_NICS = "make_nics"
     START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
     POWER_DOWN = "power_down"
     QUIT = "quit"
     REMOVE_NICS = "remove_nics"
@@ -94,7 +99,7 @@ def plan_host(want: Want, view: View) -> Decision:
         case Unclear(reason):
             return _unclear(reason)
         case Running(edge) | Paused(edge) | Off(edge) | Mute(edge) if (
-            edge < want.edge and want.power is Power.ON
+            edge < want.edge and want.power is not Power.OFF
         ):
             return _take_down(want, view)
         case Running() | Paused() | Mute() if want.power is Power.OFF:
@@ -104,7 +109,13 @@ def plan_host(want: Want, view: View) -> Decision:
         case Mute(_, reason):
             trouble = Trouble("guest-mute", reason or "the guest process does not answer", "reboot it hard")
             return Hold(Step.WAITING, 5.0, trouble)
-        case Running() | Paused() | Off():
+        case Running():
+            stop = Act(Do.PAUSE, Step.PAUSING) if want.power is Power.PAUSED else None
+            return _record(want, view) or stop or Rest()
+        case Paused(_, reason):
+            go = _continue(reason) if want.power is Power.ON else None
+            return _record(want, view) or go or Rest()
+        case Off():
             return _record(want, view) or Rest()
         case Gone():
             return _raise(want, view)
@@ -127,6 +138,27 @@ def after_failure(reason: str, remedy: str, lasting: int) -> Trouble:
 def _unclear(reason: str) -> Hold:
     remedy = "none: it is looked at again until it can be seen"
     return Hold(Step.WAITING, 1.0, Trouble("guest-unknown", f"{_GUEST_UNCLEAR}: {reason}", remedy))
+
+
+NEEDS_RESET = frozenset({"internal-error", "guest-panicked"})
+"""Reasons from which no CPU goes on."""
+_WHY_PAUSED = {
+    "io-error": (
+        "the guest stands still since a write to its disk found no room",
+        "make room on the host; it is continued by itself",
+    ),
+    "internal-error": ("the guest's CPU met an error that QEMU cannot go on from", "reboot it hard"),
+    "guest-panicked": ("the guest's kernel panicked", "reboot it hard"),
+}
+
+
+def _continue(reason: str) -> Act | Hold:
+    """Nobody wants it to stand still. Who continues it does so ever more seldom while that does not last."""
+    said, remedy = _WHY_PAUSED.get(reason, (f"the guest stands still: {reason}", "it is continued by itself"))
+    trouble = Trouble(f"guest-{reason}", said, remedy) if reason else None
+    if reason in NEEDS_RESET:
+        return Hold(Step.WAITING, 5.0, trouble)
+    return Act(Do.RESUME, Step.STARTING, trouble=trouble)
 
 
 def _record(want: Want, view: View) -> Decision | None:
@@ -190,9 +222,10 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
 
 def _network(view: View) -> Decision | None:
     if view.nics is Thing.UNKNOWN:
-        return Hold(
-            Step.WAITING, 2.0, Trouble("network-unknown", "the host's network cannot be read", "see doctor")
-        )
+        why = f": {view.reason}" if view.reason else ""
+        remedy = view.remedy or DOCTOR
+        trouble = Trouble("network-unknown", f"the host's network cannot be read{why}", remedy)
+        return Hold(Step.WAITING, 2.0, trouble)
     if view.nics is Thing.ABSENT:
         return Act(Do.MAKE_NICS, Step.NETWORK)
     return None
@@ -205,7 +238,7 @@ def _start(view: View) -> Decision:
         trouble = Trouble(
             "guest-keeps-failing",
             f"the guest was started {view.guest.starts} times in ten minutes and did not stay up{last}",
-            "look at its console log; start or reboot it hard to try again",
+            "look at its console log; reboot it hard to try again",
             final=True,
         )
         return Hold(Step.WAITING, 30.0, trouble)
@@ -225,7 +258,8 @@ def _remove(view: View) -> Decision:
             assert_never(never)
     for thing, do in ((view.nics, Do.REMOVE_NICS), (view.folder, Do.REMOVE_FOLDER)):
         if thing is Thing.UNKNOWN:
-            trouble = Trouble("removal-unknown", f"cannot see what is left: {view.reason}", "see doctor")
+            reason = f"cannot see what is left: {view.reason}"
+            trouble = Trouble("removal-unknown", reason, view.remedy or DOCTOR)
             return Hold(Step.REMOVING, 2.0, trouble)
         if thing is Thing.PRESENT:
             return Act(do, Step.REMOVING)
