@@ -21,10 +21,10 @@ from api_cloud import ADMIN_HASH, DEMO_HASH, app_over
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unstuck.api import connections
 from unstuck.api.app import SERVICES
+from unstuck.api.connections import Gate, Rank, behind, end_when_deaf
 from unstuck.api.context import Settings
-from unstuck.control import http
-from unstuck.control.http import Gate, Rank, behind, end_when_deaf
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.port import EXIT_BUG, AsyncPort
 from unstuck.store import identity
@@ -255,7 +255,7 @@ def test_every_path_gets_the_answer_of_the_api(served: Served, line: bytes) -> N
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(served: Served) -> None:
     head = b"POST /identity/v3/auth/tokens HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n\r\n{}"
     with served.connect() as connection:
-        connection.settimeout(http.LINGER_SECONDS + 2.0)
+        connection.settimeout(connections.LINGER_SECONDS + 2.0)
         connection.sendall(head)
         answer = b""
         while not answer.endswith(b"}}"):
@@ -335,7 +335,7 @@ def test_a_limit_that_falls_while_it_runs_is_kept() -> None:
 def test_a_process_that_nobody_can_reach_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "DEAF_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "DEAF_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
 

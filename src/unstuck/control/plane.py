@@ -16,11 +16,11 @@ import uvicorn
 
 from unstuck.api.agents.hosts import polls
 from unstuck.api.app import SERVICES, all_routes, create_app
+from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.control.collect import collect_forever
-from unstuck.control.http import Gate, behind, end_when_deaf, raise_limit
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
