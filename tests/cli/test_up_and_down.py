@@ -49,10 +49,10 @@ def until(condition: Callable[[], Any]) -> Any:
 class Cli:
     """The command, with a state folder and a home of its own."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, folder: Path | None = None) -> None:
         self.home = tmp_path / "home"
         self.home.mkdir()
-        self.state = State(tmp_path / "state")
+        self.state = State(folder or tmp_path / "state")
         self.port = free_port()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK", "OS_"))}
         self.environment = {**kept, "HOME": str(self.home), "UNSTUCK_STATE": str(self.state.root)}

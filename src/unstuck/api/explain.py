@@ -48,6 +48,7 @@ async def status(call: Call) -> Reply:
     return Reply(
         {
             "time": found.now.wall,
+            "clock_age": found.clock_age,
             "unsettled": found.unsettled,
             "tombstones": found.tombstones,
             "hosts": [_host(host, found.now) for host in found.hosts],

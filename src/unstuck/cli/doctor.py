@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from unstuck.cli.checks import Check, machine
-from unstuck.cli.cloud import connect, show_json, state_of
+from unstuck.cli.cloud import CLOCK_STANDS, connect, show_json, state_of
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Difference, Expected, compare, look
 from unstuck.cli.words import counted
@@ -82,21 +82,32 @@ def _processes(state: State) -> list[Check]:
 
 
 def _records(state: State) -> list[Check]:
-    """Rows of the store that cannot be read: each spoils itself only, and somebody should know."""
+    """Rows of the store that cannot be read (each spoils itself only), and whether its clock goes."""
     from unstuck.store import readable
 
     if not state.prepared():
         return []
-    if holder(state.control_lock) is not None:
+    out: list[Check] = []
+    control = holder(state.control_lock)
+    if control is not None:
         with connect(state) as cloud:
             rows = msgspec.convert(
                 cloud.get("/unstuck/v1/unreadable")["unreadable"], list[readable.Unreadable]
             )
+            out.append(_clock(float(cloud.get("/unstuck/v1/status")["clock_age"]), control.pid))
     elif state.store.exists():
         rows = _read_store(state, readable.find_unreadable)
     else:
         return []
-    return [Check("store", "fault", _unreadable(row), row.remedy) for row in rows]
+    return out + [Check("store", "fault", _unreadable(row), row.remedy) for row in rows]
+
+
+def _clock(age: float, pid: int) -> Check:
+    """The control plane may answer while its loop is dead: then no deadline comes and no delete ends."""
+    if age <= CLOCK_STANDS:
+        return Check("clock", "ok", f"advanced {age:.1f} s ago")
+    detail = f"the store's clock has stood still for {age:.0f} s: no lease ends and nothing overdue is seen"
+    return Check("clock", "fault", detail, f"Look at `unstuck logs control`; kill {pid} starts it anew.")
 
 
 def _unreadable(row: Unreadable) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.cloud import CLOCK_STANDS, COMPUTE, Cloud, connect, show_json, state_of
 from unstuck.cli.words import counted
 
 
@@ -27,11 +27,12 @@ def status(
     """
     with connect(state_of(state)) as cloud:
         servers, hosts = _servers(cloud), _hosts(cloud)
-        tombstones = int(cloud.get("/unstuck/v1/status")["tombstones"])
+        told = cloud.get("/unstuck/v1/status")
         url = cloud.url
-    summary = sentence(servers, hosts, tombstones)
+    tombstones, clock_age = int(told["tombstones"]), float(told["clock_age"])
+    summary = sentence(servers, hosts, tombstones, clock_age=clock_age)
     if output == "json":
-        answer = {"summary": summary, "url": url, "servers": servers, "hosts": hosts}
+        answer = {"summary": summary, "url": url, "clock_age": clock_age, "servers": servers, "hosts": hosts}
         show_json({**answer, "tombstones": tombstones})
         return
     print(f"{summary} {url}")
@@ -62,7 +63,10 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
     return [{key: host.get(key) for key in keep} for host in found]
 
 
-def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0) -> str:
+def sentence(
+    servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0, *,
+    clock_age: float = 0.0,
+) -> str:  # fmt: skip
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
     failed = [server for server in servers if server["status"] == "ERROR"]
@@ -82,6 +86,8 @@ def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombsto
             f"{counted(tombstones, 'deleted server')} still {kept} room and address until the host was seen "
             "without it"
         )
+    if clock_age > CLOCK_STANDS:
+        parts.append(f"the control plane's clock has stood still for {clock_age:.0f} s (see unstuck doctor)")
     if len(parts) == 1:
         parts.append("all as they should be")
     return ", ".join(parts) + "."

@@ -117,7 +117,7 @@ class Agent:
                 terms = await self._call("register", functools.partial(self._control.register, ask))
             except Unreachable as error:
                 await self._port.pause(
-                    _patience("registration", error, backoff(attempt, 0.25, 2.0)), "register"
+                    _patience("registration", error, backoff(attempt, 0.25, 2.0, key=self._start)), "register"
                 )
                 continue
             if not terms.granted:
@@ -159,7 +159,9 @@ class Agent:
                 )
             except Unreachable as error:
                 failures += 1
-                await self._port.pause(_patience("world", error, backoff(failures, 0.5, 2.0)), "world")
+                await self._port.pause(
+                    _patience("world", error, backoff(failures, 0.5, 2.0, key=self._start)), "world"
+                )
                 continue
             failures = 0
             news = self._take_world(world)
@@ -179,7 +181,8 @@ class Agent:
                 self._reported.pop(want.server_id, None)  # told anew: so that is what it asks of us, too
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
-        for server_id in [known for known in self._held if known not in world.ids]:
+        ids = frozenset(world.ids)
+        for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
         for server_id in self._held:
             if server_id not in self._tended:
@@ -219,10 +222,10 @@ class Agent:
                     return
                 except Unreachable:
                     failures += 1
-                    seconds = backoff(failures, 1.0, 5.0)
+                    seconds = backoff(failures, 1.0, 5.0, key=server_id)
                 except (DriverError, OSError) as error:
                     failures += 1
-                    seconds = backoff(failures, 1.0, BACKOFF_MAX)
+                    seconds = backoff(failures, 1.0, BACKOFF_MAX, key=server_id)
                     await self._report_failure(
                         want, error if isinstance(error, DriverError) else shortage(error)
                     )
@@ -230,7 +233,7 @@ class Agent:
                     raise
                 except Exception:
                     failures += 1
-                    seconds = backoff(failures, 2.0, BACKOFF_MAX)
+                    seconds = backoff(failures, 2.0, BACKOFF_MAX, key=server_id)
                     log.exception("step failed", server=server_id)
                 if seconds:
                     await self._port.pause(seconds, server_id)

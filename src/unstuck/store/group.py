@@ -27,7 +27,7 @@ class Transactions(Protocol):
     engine: sa.Engine
     errors: tuple[type[Exception], ...]
 
-    def begun(self, conn: sa.Connection) -> Tx: ...
+    def tx(self, conn: sa.Connection, /) -> Tx: ...
 
     def barrier(self, point: str) -> None: ...
 
@@ -105,7 +105,7 @@ class Group:
 
     def _behind_savepoint(self, conn: sa.Connection, write: Write) -> None:
         """Run one; an error of its own takes back what it did, an error of the database takes back all."""
-        tx = self._store.begun(conn)
+        tx = self._store.tx(conn)
         cursor = tx.cursor()
         cursor.execute("SAVEPOINT one_write")
         write.answer = write.error = None

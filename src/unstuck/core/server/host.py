@@ -29,6 +29,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
+from unstuck.core.time import backoff
 
 START_BUDGET = 5
 """Starts of one edge within ten minutes, the first one included, before a guest that will not stay up is
@@ -166,9 +167,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
                 )
                 return Hold(Step.WAITING, 30.0, trouble)
             trouble = Trouble("effect-failed", f"the image cannot be fetched: {reason}", remedy)
-            return Act(
-                Do.FETCH, Step.FETCHING, then=min(2.0 ** min(tries, 6), FETCH_BACKOFF), trouble=trouble
-            )
+            return Act(Do.FETCH, Step.FETCHING, then=backoff(tries, 2.0, FETCH_BACKOFF), trouble=trouble)
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)
