@@ -58,8 +58,12 @@ _SOURCE = servers.outerjoin(
 ).outerjoin(hosts, hosts.c.id == placements.c.host_id)
 
 
-# Each of sixty columns is read by name: of a named tuple in a fifth of the time that SQLAlchemy's row takes.
-_Row: Any = namedtuple("_Row", [column.key for column in COLUMNS.selected_columns])
+def _named(columns: list[str]) -> Any:
+    """A named tuple for rows: reading sixty columns by name takes a fifth of what SQLAlchemy's row takes."""
+    return namedtuple("Row", columns)
+
+
+_Row = _named([str(column.key) for column in COLUMNS.selected_columns])
 
 
 class ServerFilter(msgspec.Struct, frozen=True, kw_only=True):
