@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, assert_never
 
 import structlog
 
@@ -28,6 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH = 100
+LANES = 16
+"""Servers whose next steps are taken at once."""
 TICK = 1.0
 BACKOFF_MAX = 60.0
 
@@ -44,6 +46,20 @@ class Transactions(Protocol):
     ) -> Awaitable[T]: ...
 
 
+Together = Callable[[list[Coroutine[Any, Any, None]]], Awaitable[None]]
+"""Runs works until all have ended, and then raises what one of them raised."""
+
+
+async def one_by_one(works: list[Coroutine[Any, Any, None]]) -> None:
+    """In their order: what the simulator can repeat."""
+    try:
+        for work in works:
+            await work
+    finally:
+        for work in works:
+            work.close()
+
+
 class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
@@ -55,9 +71,11 @@ class Controller:
         *,
         tick: float = TICK,
         watch: Steps | None = None,
+        together: Together = one_by_one,
         marks: Marks | None = None,
         disputed_files: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
+        self._together = together
         self._watch = watch or Unwatched()
         self._tick = tick
         self._marks: Marks = Forgetful() if marks is None else marks
@@ -105,8 +123,9 @@ class Controller:
                 due = await self._port.effect(
                     "store.due_servers", lambda: self._store.run_read(servers.due_servers, BATCH)
                 )
-                for server_id in due:
-                    await self._step_safely(server_id)
+                for start in range(0, len(due), LANES):
+                    part = due[start : start + LANES]
+                    await self._together([self._step_safely(server_id) for server_id in part])
                 self._watch.round()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
