@@ -9,7 +9,7 @@ import msgspec
 
 from unstuck.api.context import Token
 from unstuck.api.errors import ApiError, bad_request, conflict, forbidden
-from unstuck.core.image import CONTAINER_FORMATS, DISK_FORMATS, VISIBILITIES, Image, status
+from unstuck.core.image import CONTAINER_FORMATS, DISK_FORMATS, MEMBER_STATUSES, VISIBILITIES, Image, status
 from unstuck.core.time import iso_seconds
 
 READ_ONLY: Final = frozenset({
@@ -215,4 +215,16 @@ def image_schema() -> dict[str, Any]:
         },
         "additionalProperties": text,
         "links": [{"href": "{self}", "rel": "self"}, {"href": "{file}", "rel": "enclosure"}],
+    }  # fmt: skip
+
+
+def member_schema() -> dict[str, Any]:
+    """A JSON schema of a member."""
+    text = _schema_of("string")
+    return {
+        "name": "member",
+        "properties": {
+            "member_id": text, "image_id": text, "created_at": text, "updated_at": text, "schema": text,
+            "status": _schema_of("string", enum=list(MEMBER_STATUSES)),
+        },
     }  # fmt: skip

@@ -98,6 +98,7 @@ def upgrade() -> None:
         sa.Column("virtual_size", sa.BigInteger(), nullable=True),
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
+        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("0"), nullable=False),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
@@ -112,6 +113,9 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(upload_nonce IS NULL) = (upload_until IS NULL) AND (upload_nonce IS NULL) = (upload_since IS NULL)",
             name=op.f("ck_images_upload_has_end"),
+        ),
+        sa.CheckConstraint(
+            "data_name IS NOT NULL OR NOT deactivated", name=op.f("ck_images_deactivated_has_data")
         ),
         sa.CheckConstraint(
             "data_name IS NULL OR disk_format IS NOT NULL", name=op.f("ck_images_data_has_format")
@@ -380,6 +384,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("flavor_id", "project_id", name=op.f("pk_flavor_access")),
     )
     op.create_table(
+        "image_members",
+        sa.Column("image_id", sa.String(length=64), nullable=False),
+        sa.Column("member_id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.Column("updated", sa.Double(), nullable=False),
+        sa.CheckConstraint(
+            "status IN ('pending', 'accepted', 'rejected')", name=op.f("ck_image_members_status")
+        ),
+        sa.ForeignKeyConstraint(["image_id"], ["images.id"], name=op.f("fk_image_members_image_id")),
+        sa.PrimaryKeyConstraint("image_id", "member_id", name=op.f("pk_image_members")),
+    )
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_image_members_member_id"), ["member_id"], unique=False)
+
+    op.create_table(
         "placements",
         sa.Column("server_id", sa.String(length=64), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
@@ -504,6 +524,10 @@ def downgrade() -> None:
         batch_op.drop_index("ix_placements_host")
 
     op.drop_table("placements")
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_image_members_member_id"))
+
+    op.drop_table("image_members")
     op.drop_table("flavor_access")
     with op.batch_alter_table("asks", schema=None) as batch_op:
         batch_op.drop_index("ix_asks_host")
