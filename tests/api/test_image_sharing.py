@@ -8,7 +8,7 @@ import pytest
 from api_cloud import Cloud
 from image_setup import IMAGES, RAW, make, names, put, show
 
-from unstuck.store import identity
+from unstuck.store import identity, roles
 from unstuck.store.identity import Project
 
 BOTH = {"content-type": "application/openstack-images-v2.0-json-patch"}
@@ -22,10 +22,10 @@ def project(cloud: Cloud, name: str) -> str:
 def other(cloud: Cloud, demo: Cloud) -> Cloud:
     """A member of another project."""
     store = cloud.store
-    roles = {role.name: role.id for role in store.read(identity.list_roles)}
+    known = {role.name: role.id for role in store.read(roles.list_roles)}
     users = {user.name: user.id for user in store.read(identity.list_users)}
     store.transact(identity.create_project, Project(id="other", name="other"))
-    store.transact(identity.grant, users["demo"], "other", roles["member"])
+    store.transact(roles.grant, users["demo"], "other", known["member"])
     return cloud.login("demo", "demo-secret", "other")
 
 

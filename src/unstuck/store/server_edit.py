@@ -33,7 +33,8 @@ def update_server(
     if hostname is not None:
         made_of = msgspec.structs.replace(_spec.decode(_LOCK.scalar(tx, server=server_id)), hostname=hostname)
         values = {**values, "spec": msgspec.json.encode(made_of).decode()}
-    _write(tx, server_id, values)
+    if values:  # a request that names nothing is answered, and changes nothing
+        _write(tx, server_id, values)
     return show_server(tx, server_id, project_id)
 
 

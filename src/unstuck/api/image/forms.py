@@ -20,6 +20,7 @@ _BASE: Final = frozenset({
     "id", "name", "visibility", "protected", "os_hidden", "disk_format", "container_format", "min_disk",
     "min_ram", "tags", "owner",
 })  # fmt: skip
+_RESERVED: Final = "os_glance"
 _MAX_PROPERTIES: Final = 128
 _MAX_TAGS: Final = 128
 _MAX_VALUE: Final = 65_535
@@ -70,6 +71,8 @@ def _properties(given: dict[str, Any]) -> dict[str, str]:
     for name, value in given.items():
         if name in READ_ONLY:
             raise forbidden(f"Attribute '{name}' is read-only.")
+        if name.startswith(_RESERVED):
+            raise forbidden(f"Attribute '{name[:255]}' is reserved.")
         if not name or len(name) > 255:
             raise bad_request("Names of properties have 1 to 255 characters.")
         if not isinstance(value, str) or len(value) > _MAX_VALUE:

@@ -19,7 +19,10 @@ class NewMember(Body, frozen=True):
 
 
 class Answer(Body, frozen=True):
+    """The SDK names the member again, beside the address."""
+
     status: Literal["pending", "accepted", "rejected"]
+    member: str | None = None
 
 
 def _who(token: Token) -> dict[str, Any]:
@@ -56,6 +59,8 @@ async def add(call: Call) -> Reply:
 async def update(call: Call) -> Reply:
     """``PUT /v2/images/{id}/members/{member}``: accept or reject."""
     key, member = call.params["id"], call.params["member"]
+    if call.body.member not in (None, member):
+        raise bad_request("member: it is another one than in the address.")
     made = await call.store.run(store.answer, key, member, call.body.status, **_who(call.token))
     return Reply(_json(made))
 

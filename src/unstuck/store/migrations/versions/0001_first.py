@@ -46,6 +46,15 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_flavors_name")),
     )
     op.create_table(
+        "groups",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=False),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_groups_name_given")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_groups")),
+        sa.UniqueConstraint("name", name=op.f("uq_groups_name")),
+    )
+    op.create_table(
         "hosts",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("hostname", sa.String(length=255), nullable=False),
@@ -224,6 +233,8 @@ def upgrade() -> None:
         "roles",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=True),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_roles_name_given")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_roles")),
         sa.UniqueConstraint("name", name=op.f("uq_roles_name")),
     )
@@ -384,6 +395,45 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("flavor_id", "project_id", name=op.f("pk_flavor_access")),
     )
     op.create_table(
+        "group_members",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_members_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["user_id"], ["users.id"], name=op.f("fk_group_members_user_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "user_id", name=op.f("pk_group_members")),
+    )
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_group_members_user_id"), ["user_id"], unique=False)
+
+    op.create_table(
+        "group_role_assignments",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("role_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_role_assignments_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"],
+            ["projects.id"],
+            name=op.f("fk_group_role_assignments_project_id"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_group_role_assignments_role_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "project_id", "role_id", name=op.f("pk_group_role_assignments")),
+    )
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_group_role_assignments_project_id"), ["project_id"], unique=False
+        )
+
+    op.create_table(
         "image_members",
         sa.Column("image_id", sa.String(length=64), nullable=False),
         sa.Column("member_id", sa.String(length=64), nullable=False),
@@ -452,7 +502,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_role_assignments_project_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id")),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_role_assignments_user_id"), ondelete="CASCADE"
         ),
@@ -528,6 +580,14 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_image_members_member_id"))
 
     op.drop_table("image_members")
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_role_assignments_project_id"))
+
+    op.drop_table("group_role_assignments")
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_members_user_id"))
+
+    op.drop_table("group_members")
     op.drop_table("flavor_access")
     with op.batch_alter_table("asks", schema=None) as batch_op:
         batch_op.drop_index("ix_asks_host")
@@ -585,6 +645,7 @@ def downgrade() -> None:
     op.drop_table("images")
     op.drop_table("identity_state")
     op.drop_table("hosts")
+    op.drop_table("groups")
     op.drop_table("flavors")
     op.drop_table("clock")
     # ### end Alembic commands ###
