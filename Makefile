@@ -36,7 +36,7 @@ sim-long: setup ## the same with 200000 random schedules
 	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 200000
 
 bench: setup ## measured ratios (ARGS=--json for the machine's form)
-	@scripts/in-netns $(BIN)/python bench/run.py $(ARGS)
+	@scripts/in-netns $(BIN)/python -m bench.run $(ARGS)
 
 check: lint types layers
 

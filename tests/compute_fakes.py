@@ -22,8 +22,17 @@ class FakeHost:
         self.name = name
         self.sequence = 0
         store.transact(agents.add_host, host_id=self.id, hostname=name, secret_hash="x", machine_id=name)
-        facts = HostFacts(name, name, "boot", 64, ram_mb, 10_000, "none", "fake", "1", "10.0.0.1")
-        self.incarnation = store.transact(agents.register, self.id, Register("start", facts, 0)).incarnation
+        self.ram_mb = ram_mb
+        self.incarnation = 0
+        self.register()
+
+    def register(self, **more: Any) -> None:
+        """A new agent, which may find another machine than the last one did."""
+        facts = HostFacts(
+            self.name, self.name, "boot", 64, self.ram_mb, 10_000, "none", "fake", "1", "10.0.0.1", **more
+        )
+        ask = Register(f"start-{self.incarnation}", facts, self.incarnation)
+        self.incarnation = self.store.transact(agents.register, self.id, ask).incarnation
 
     def next(self) -> int:
         self.sequence += 1

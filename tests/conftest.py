@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from unstuck.store.clock import init_clock
-from unstuck.store.engine import Store
+from unstuck.store.engine import Store, Tx
+from unstuck.store.schema import metadata
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,21 @@ def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
     shutil.copyfile(sqlite_template, tmp_path / "store.db")
     made = Store(f"sqlite:///{tmp_path}/store.db")
     yield made
+    too_long = made.read(longer_than_their_columns)
     made.close()
+    assert not too_long, "SQLite takes any length, PostgreSQL answers the same request with an error"
+
+
+def longer_than_their_columns(tx: Tx) -> list[str]:
+    """Columns that hold more than they may. So every create was a 500 on PostgreSQL, and only there."""
+    found = []
+    for table in metadata.sorted_tables:
+        limits = {c.name: c.type.length for c in table.c if isinstance(c.type, sa.String) and c.type.length}
+        if limits:
+            query = sa.select(*(sa.func.max(sa.func.length(table.c[name])).label(name) for name in limits))
+            longest = tx.execute(query).one()._mapping
+            found += [f"{table.name}.{name}" for name, most in limits.items() if (longest[name] or 0) > most]
+    return found
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from agents_site import HOST, SECRET, Site, facts
 from unstuck.core.agents import Answer, Claim, Heartbeat, Register, Registered, Report
 from unstuck.core.server.data import BootImage, Fence, Gone, ImageRole, Observation, Step, Thing
 from unstuck.host.client import HttpControl, Rejected
-from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.control import Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.images import FetchError
 from unstuck.store import servers
 
@@ -257,8 +257,8 @@ def test_what_an_agent_hears_when_nobody_is_there() -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "expected"),
     [(500, "", Unreachable), (503, "", Unreachable), (429, "", Unreachable), (409, "superseded", Superseded),
-     (410, "stale", Refused), (401, "unknown-host", Rejected), (400, "protocol", Rejected),
-     (404, "", Rejected)],
+     (410, "stale", Refused), (401, "unknown-host", Rejected), (400, "protocol", Incompatible),
+     (400, "", Rejected), (404, "", Rejected)],
 )  # fmt: skip
 def test_what_answers_mean(status: int, kind: str, expected: type[Exception]) -> None:
     body = msgspec.json.encode({"error": {"code": status, "type": kind, "message": "why"}})
@@ -300,3 +300,82 @@ def test_an_image_that_is_not_there_is_final(site: Site) -> None:
         await control.close()
 
     asyncio.run(main())
+
+
+def with_more(data: Any) -> Any:
+    """What a later version might answer: every object has a key more (maps of the user's own do not)."""
+    if isinstance(data, dict):
+        known = {
+            key: value if key in ("metadata", "keys") else with_more(value) for key, value in data.items()
+        }
+        return {**known, "of_the_future": {"a": [1, None]}}
+    return [with_more(item) for item in data] if isinstance(data, list) else data
+
+
+class Later(httpx2.AsyncBaseTransport):
+    """A control plane of a later version, and an agent of one: unknown keys in answers and in requests."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.answers = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        sent = await request.aread()
+        if sent:
+            sent = msgspec.json.encode(with_more(msgspec.json.decode(sent)))
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
+        request = httpx2.Request(request.method, request.url, headers=headers, content=sent)
+        answer = await self.inner.handle_async_request(request)
+        got = await answer.aread()
+        if answer.status_code == 200 and got:
+            self.answers += 1
+            got = msgspec.json.encode(with_more(msgspec.json.decode(got)))
+        return httpx2.Response(answer.status_code, content=got)
+
+
+def test_unknown_keys_change_nothing_in_either_direction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = Later(httpx2.ASGITransport(site.app))
+    monkeypatch.setattr(
+        site, "client", lambda **more: HttpControl("http://cloud", HOST, SECRET, transport=later, **more)
+    )
+
+    async def main() -> None:
+        port = site.control_port()
+        plane = site.control(port)
+        agent = site.agent()
+        server_id = await site.create()
+        await site.until(server_id, "active")
+        await site.store.run(servers.delete_server, server_id, site.user())
+        site.notifier.wake(f"host:{HOST}")
+        await site.until(server_id, "gone")
+        assert await agent.end() == 0
+        port.end(0)
+        await plane
+
+    asyncio.run(main())
+    assert later.answers > 3
+
+
+def test_of_several_control_planes_the_next_one_is_asked(site: Site) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.host)
+        if request.url.host == "a":
+            raise httpx2.ConnectError("refused")
+        return httpx2.Response(503 if request.url.host == "b" else 204)
+
+    async def main() -> None:
+        control = HttpControl(
+            "http://a, http://b/,http://c", HOST, SECRET, transport=httpx2.MockTransport(answer)
+        )
+        ask = Claim(1, "s", Fence(1, 1))
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                await control.claim(ask)
+        await control.claim(ask)
+        await control.claim(ask)
+        await control.close()
+
+    asyncio.run(main())
+    assert asked == ["a", "b", "c", "c"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -154,12 +153,9 @@ def test_a_thousand_servers_take_two_statements(admin: Cloud, site: Site) -> Non
     )  # fmt: skip
     admin.get(f"{SERVERS}/detail")
     statements.clear()
-    began = time.perf_counter()
     answer = admin.get(f"{SERVERS}/detail")
-    took = time.perf_counter() - began
     assert len(answer.json()["servers"]) == 1000
     assert len([text for text in statements if "servers" in text or "ports" in text]) <= 3
-    assert took < 3, took
 
 
 def test_name_filters_are_safe_and_mean_what_people_expect() -> None:

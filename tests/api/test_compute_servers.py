@@ -362,3 +362,19 @@ def test_the_end_of_the_console_log(demo: Cloud, site: Site, monkeypatch: pytest
     answer = act(demo, server_id, "os-getConsoleOutput", {})
     assert answer.status_code == 409
     assert "did not answer" in answer.json()["conflictingRequest"]["message"]
+
+
+def test_a_network_that_no_host_can_make_is_refused_at_once(demo: Cloud, site: Site) -> None:
+    """Without root a server with a network stayed BUILD for ever, and said only "see doctor"."""
+    site.host.register(no_networks="networks need root: start Unstuck as root on the host")
+    answer = demo.ask("POST", SERVERS, json=site.body(networks="auto"), headers=at("2.96"))
+    assert answer.status_code == 409
+    told = answer.json()["conflictingRequest"]["message"]
+    assert told.startswith("networks: no host can connect a server now (host-1: networks need root: start")
+    assert "--no-network" in told
+    assert demo.get(SERVERS).json()["servers"] == []
+    server_id = create(demo, site, networks="none")
+    site.settle()
+    assert show(demo, server_id)["status"] == "ACTIVE"
+    site.host.register()
+    create(demo, site)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ import pytest
 import yaml
 
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
+from unstuck.cli.supervisor import last_reason, size_of
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end, lives
 from unstuck.runtime.state import State
@@ -46,10 +49,10 @@ def until(condition: Callable[[], Any]) -> Any:
 class Cli:
     """The command, with a state folder and a home of its own."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, folder: Path | None = None) -> None:
         self.home = tmp_path / "home"
         self.home.mkdir()
-        self.state = State(tmp_path / "state")
+        self.state = State(folder or tmp_path / "state")
         self.port = free_port()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK", "OS_"))}
         self.environment = {**kept, "HOME": str(self.home), "UNSTUCK_STATE": str(self.state.root)}
@@ -115,7 +118,7 @@ def test_up_status_doctor_down(cli: Cli) -> None:
     status = json.loads(cli.run("status", "-o", "json"))
     assert status["servers"] == []
     assert [host["state"] for host in status["hosts"]] == ["up"]
-    assert "0 servers on 1 hosts" in cli.run("status")
+    assert "0 servers on 1 host," in cli.run("status")
     doctor = json.loads(cli.run("doctor", "-o", "json"))
     assert doctor["ok"]
     assert doctor["differences"] == []
@@ -307,9 +310,158 @@ def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
     until(marker.exists)  # what is wanted of it has not changed
 
 
+def test_doctor_names_a_record_that_cannot_be_read_and_the_remedy(cli: Cli, tmp_path: Path) -> None:
+    cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
+    with connect(cli.state) as cloud:
+        server_id = create(cloud, "web")
+    until((cli.state.host / "servers" / server_id / "guest.json").exists)
+    with contextlib.closing(sqlite3.connect(cli.state.store, timeout=30)) as store, store:
+        store.execute("UPDATE servers SET tags = '{' WHERE id = ?", (server_id,))
+    for _ in range(2):  # by the control plane, then by the store itself
+        said = cli.run("doctor", code=1)
+        assert f"tags of server web ({server_id}) cannot be read" in said
+        assert "or delete the server" in said
+        cli.run("down")
+
+
+def test_other_settings_for_a_cloud_that_runs_are_refused_and_change_nothing(cli: Cli) -> None:
+    """`up --port N` wrote N down first, and every command lost the cloud that answered on the old port."""
+    cli.up()
+    before = cli.state.file.read_bytes(), cli.holders()
+    for words in (("--port", str(free_port())), ("--driver", "qemu"), ("--network", "10.9.0.0/24")):
+        began = time.monotonic()
+        said = cli.run("up", "--detach", *words, code=1)
+        assert "`unstuck down` first, then `unstuck up" in said
+        assert f"is up at http://127.0.0.1:{cli.port} with other settings" in said
+        assert time.monotonic() - began < 30
+        assert (cli.state.file.read_bytes(), cli.holders()) == before
+    # The supervisor alone is gone: what it left still has the old settings.
+    supervisor = before[1]["supervisor"]
+    assert supervisor is not None
+    end(supervisor, signal.SIGKILL, 10.0)
+    assert "with other settings" in cli.run("up", "--port", str(free_port()), code=1)
+    assert cli.state.file.read_bytes() == before[0]
+    assert healthy(cli)
+
+
+def test_the_range_of_addresses_is_chosen_once(cli: Cli) -> None:
+    assert "the prefix is /8 to /28" in cli.run("up", "--network", "10.9.0.0/30", code=2)
+    assert "--network nonsense" in cli.run("up", "--network", "nonsense", code=2)
+    words = ("up", "--detach", "--driver", "instant", "--port", str(cli.port))
+    cli.run(*words, "--network", "10.9.0.0/24")
+    with connect(cli.state) as cloud:
+        assert [item["cidr"] for item in cloud.get("/networking/v2.0/subnets")["subnets"]] == ["10.9.0.0/24"]
+    cli.run("down")
+    assert "was made with 10.9.0.0/24" in cli.run(*words, "--network", "10.10.0.0/24", code=1)
+    cli.run(*words)
+
+
+def test_only_a_reason_of_this_start_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "control.log"
+    log.write_text('{"reason": "an old one"}\n')
+    mark = size_of(log)
+    assert last_reason(log, mark) == f"see {log}"
+    with log.open("a") as file:
+        file.write('{"reason": "a new one"}\n{"event": "x"}\n')
+    assert last_reason(log, mark) == "a new one"
+    log.write_text('{"reason": "new"}\n')
+    assert last_reason(log, mark) == "new"
+
+
+def test_a_store_that_is_damaged_is_said_at_once(cli: Cli) -> None:
+    cli.up()
+    cli.run("down")
+    for leftover in cli.state.root.glob("store.db-*"):
+        leftover.unlink()
+    cli.state.store.write_bytes(b"no database" * 1000)
+    began = time.monotonic()
+    said = cli.run("up", "--detach", code=1)
+    assert time.monotonic() - began < 45  # it took 60 s and said "see control.log"
+    assert "The control plane cannot start: The store" in said
+    assert "is damaged (file is not a database): put back a copy of it" in said
+    assert "is damaged" in cli.run("doctor", code=1)
+    assert not any(cli.holders().values())
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
+
+
+def test_nobody_else_can_read_anything_even_in_a_folder_that_was_there(cli: Cli, tmp_path: Path) -> None:
+    cli.state.root.mkdir(mode=0o755)
+    cli.state.root.chmod(0o755)
+    old = os.umask(0)
+    try:
+        cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
+        with connect(cli.state) as cloud:
+            server_id = create(cloud, "web")
+        until((cli.state.host / "servers" / server_id / "guest.json").exists)
+    finally:
+        os.umask(old)
+    found = modes(cli.state.root)
+    assert any(path.endswith("store.db") for path in found)
+    assert any(path.endswith("-wal") for path in found)
+    assert {path: oct(mode) for path, mode in found.items() if mode & 0o077} == {}
+
+
+def test_a_folder_with_other_things_in_it_is_refused_not_closed(cli: Cli) -> None:
+    cli.state.root.mkdir()
+    cli.state.root.chmod(0o755)
+    (cli.state.root / "holiday.jpg").touch()
+    said = cli.run("up", "--driver", "instant", code=1)
+    assert "may be entered by others and holds other things" in said
+    assert cli.state.root.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in cli.state.root.iterdir()] == ["holiday.jpg"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else too")
+def test_somebody_elses_cloud_is_no_bug(cli: Cli, tmp_path: Path) -> None:
+    cli.up()
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path("/tmp"):
+            break
+        folder.chmod(0o755)
+    cli.home.chmod(0o777)
+    for words in (("down",), ("up", "--detach"), ("status",), ("doctor",), ("logs",)):
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *cli.command(*words)],
+            env=cli.environment, capture_output=True, text=True, timeout=120, check=False, cwd="/",
+        )  # fmt: skip
+        assert done.returncode in (1, 2), (words, done)
+        assert "this is a bug" not in done.stderr, words
+        assert "root" in done.stderr + done.stdout or "owner" in done.stderr, (words, done)
+    assert healthy(cli)
+
+
+def test_without_an_image_it_says_how_to_get_one(cli: Cli) -> None:
+    nowhere = str(cli.home / "nothing")
+    said = cli.up(UNSTUCK_TINY=nowhere, XDG_CACHE_HOME=nowhere)
+    assert "`unstuck image build` builds `tiny`" in said
+    assert "`unstuck image build`" in cli.up(XDG_CACHE_HOME=nowhere)
+    tiny = fake_tiny(cli.home / "tiny")
+    assert "Uploaded the image `tiny`" in cli.up(UNSTUCK_TINY=str(tiny))
+
+
+def test_a_process_says_a_sentence_to_a_person(cli: Cli) -> None:
+    for name in ("serve", "host"):
+        script = f"{' '.join(cli.command(name))} 2>&1"
+        done = subprocess.run(
+            ["script", "-qec", script, "/dev/null"], env=cli.environment, capture_output=True, text=True,
+            timeout=60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 78
+        assert done.stdout.startswith("unstuck: the ")
+        assert "no cloud in" in done.stdout
+        assert "{" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
+        (("sim", "replay", "nonsense"), 2, "no such schedule: nonsense"),
+        (("sim", "replay", "whole_life:1:nonsense"), 2, "scenario:effect:fault"),
+        (("down", "--patience", "-5"), 2, "a number of seconds, 0 or more"),
+        (("explain",), 2, "KIND"),
         (("status",), 1, "no cloud in"),
         (("logs",), 1, "is not there yet"),
         (("up", "--port", "0"), 1, "a port is a number from 1 to 65535"),

@@ -197,3 +197,14 @@ def test_a_fetch_that_fails_is_tried_again_ever_more_slowly_and_says_why_meanwhi
         assert (decision.trouble.remedy, decision.trouble.final) == ("make room", False)
         waits.append(decision.then)
     assert waits == [2.0, 4.0, 60.0, 60.0, 60.0]
+
+
+def test_a_network_that_cannot_be_seen_is_told_with_its_reason_and_remedy() -> None:
+    """It said "see doctor", whatever the reason was."""
+    want = msgspec.structs.replace(ON, disk_recorded=True)
+    view = View(Gone(), Ready(), P, Thing.UNKNOWN, P, "networks need root", "start Unstuck as root")
+    decision = plan_host(want, view)
+    assert isinstance(decision, Hold)
+    assert decision.trouble is not None
+    assert decision.trouble.reason == "the host's network cannot be read: networks need root"
+    assert decision.trouble.remedy == "start Unstuck as root"

@@ -12,15 +12,17 @@ from driver_wants import NIC, SERVER, make_spec, make_want
 from unstuck.core.server.data import Thing
 from unstuck.host.driver import DriverError
 from unstuck.host.networks import rules
-from unstuck.host.networks.bridge import Bridges, bridge_name, tap_name, tap_names
+from unstuck.host.networks.bridge import Bridges, bridge_name, tap_name, tap_names, unfit
 from unstuck.host.networks.netlink import parse_link, read_link
 
 
 def test_names_fit_a_link_and_follow_from_the_ids() -> None:
-    assert bridge_name(NIC.network_id) == "unbaaaaaaaabbbb"
+    assert bridge_name("host", NIC.network_id) == bridge_name("host", NIC.network_id)
+    assert len(bridge_name("host", NIC.network_id)) == 15
     assert tap_name(SERVER, 0) == "unt111111112200"
     assert len(tap_name(SERVER, 255)) == 15
-    assert bridge_name("not a uuid") != bridge_name("not a uuid either")
+    # The default network has the same id in every cloud.
+    assert bridge_name("host", NIC.network_id) != bridge_name("another host", NIC.network_id)
     assert tap_names(make_want(spec=make_spec(nics=(NIC, NIC)))) == ("unt111111112200", "unt111111112201")
     with pytest.raises(DriverError):
         tap_name(SERVER, 256)
@@ -69,9 +71,10 @@ def test_entries_are_read_back() -> None:
 
 
 def test_without_root_ports_are_unknown_and_a_server_without_ports_runs() -> None:
-    bridges = Bridges(root=False)
+    bridges = Bridges("host", root=False)
     assert asyncio.run(bridges.look(make_want())) == (Thing.PRESENT, "")
     with_port = make_want(spec=make_spec(nics=(NIC,)))
     assert asyncio.run(bridges.look(with_port)) == (Thing.UNKNOWN, "networks need root")
     with pytest.raises(DriverError, match="need root"):
         asyncio.run(bridges.make(with_port))
+    assert "networks need root: start Unstuck as root" in unfit(root=False)

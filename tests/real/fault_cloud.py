@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
 import json
 import os
@@ -68,9 +69,9 @@ class Guest(msgspec.Struct, frozen=True):
 class FaultCloud:
     """What a test does to the cloud, and what it sees of it. Times are in seconds since the start."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, driver: str = "qemu") -> None:
         self.began = time.monotonic()
-        self.state: State = prepare(root, driver="qemu")
+        self.state: State = prepare(root, driver=driver)
         self._children: dict[Role, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._cloud: Cloud | None = None
@@ -80,6 +81,21 @@ class FaultCloud:
 
     def start(self, role: Role, barrier: str = "") -> int:
         """Start one process and wait until it is of use, or stopped at its barrier; returns its pid."""
+        child = self.launch(role, barrier)
+        self.until(f"{role} is ready", lambda: self._ready(role, child))
+        if role == "control":
+            self._log_in()
+        return child.pid
+
+    def wait_ready(self) -> None:
+        """Both processes, started before, are of use."""
+        for role in ("control", "host"):
+            child = self._children[role]
+            self.until(f"{role} is ready", functools.partial(self._ready, role, child))
+        self._log_in()
+
+    def launch(self, role: Role, barrier: str = "") -> subprocess.Popen[bytes]:
+        """Start one process and wait for nothing."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK_", "OS_"))}
         if barrier:
             kept[VARIABLE] = barrier
@@ -90,10 +106,7 @@ class FaultCloud:
             )  # fmt: skip
         self._children[role] = child
         self.note(f"{role} started as {child.pid} {barrier}")
-        self.until(f"{role} is ready", lambda: self._ready(role, child))
-        if role == "control":
-            self._log_in()
-        return child.pid
+        return child
 
     def _ready(self, role: Role, child: subprocess.Popen[bytes]) -> bool:
         if child.poll() is not None:
@@ -142,6 +155,13 @@ class FaultCloud:
         child.wait(10.0)
         self.note(f"{role} {child.pid} killed")
 
+    def kill_anyhow(self, role: Role) -> None:
+        """kill -9 wherever it is, be it in its start; it is our child, so that its pid means no other."""
+        child = self._children.pop(role)
+        child.kill()
+        child.wait(10.0)
+        self.note(f"{role} {child.pid} killed")
+
     def go_on(self, pid: int) -> None:
         """SIGCONT to a process that stands at a barrier."""
         self.signal(pid, signal.SIGCONT)
@@ -168,6 +188,13 @@ class FaultCloud:
             self.fail(f"there should be one QEMU of {server_id}, there are {found}")
         return found[0]
 
+    def marker(self, server_id: str) -> tuple[int, int] | None:
+        """The instant driver's guest, told from a later one: the inode and age of its file."""
+        with contextlib.suppress(FileNotFoundError):
+            found = (self.state.host / "servers" / server_id / "guest.json").stat()
+            return found.st_ino, found.st_mtime_ns
+        return None
+
     def starts(self, server_id: str) -> int:
         """How often its present edge was started: it is counted before each fork, whoever forks."""
         found = ServerFolder(self.state.host, server_id).starts()
@@ -186,16 +213,24 @@ class FaultCloud:
         return self._cloud
 
     def create(self, name: str = "web") -> str:
+        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json=self.order(name), headers=COMPUTE)
+        made = str(answer.json()["server"]["id"])
+        self.note(f"created {made}")
+        return made
+
+    def create_within(self, seconds: float, order: dict[str, Any]) -> None:
+        """Send this order and wait for its answer so long; raises what the HTTP client raises."""
+        self.cloud.client.post("/compute/v2.1/servers", json=order, headers=COMPUTE, timeout=seconds)
+
+    def order(self, name: str) -> dict[str, Any]:
+        """The body of a request for a server."""
         images = {item["name"]: item for item in self.cloud.get("/image/v2/images")["images"]}
         flavors = self.cloud.get("/compute/v2.1/flavors", headers=COMPUTE)["flavors"]
         flavor = next(item for item in flavors if item["name"] == "t.micro")
         body = {
             "name": name, "imageRef": images["tiny"]["id"], "flavorRef": flavor["id"], "networks": "auto",
         }  # fmt: skip
-        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json={"server": body}, headers=COMPUTE)
-        made = str(answer.json()["server"]["id"])
-        self.note(f"created {made}")
-        return made
+        return {"server": body}
 
     def server(self, server_id: str) -> dict[str, Any] | None:
         """What the API shows; None once it is gone. ERROR is never right in these tests."""
@@ -252,14 +287,17 @@ class FaultCloud:
         with connect(self.state) as admin:
             tiny.upload(admin, image)
 
-    def agree(self) -> None:
-        """The store and this machine agree in everything: processes, files, sockets, taps, addresses."""
+    def differences(self) -> list[dict[str, Any]]:
+        """What doctor sees: processes, files, sockets, taps, addresses that are not as the store says."""
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             doctor(output="json", state=self.state.root)
-        said = json.loads(text.getvalue())
-        if said["differences"]:
-            self.fail(f"the store and this machine differ: {json.dumps(said['differences'], indent=1)}")
+        return list(json.loads(text.getvalue())["differences"])
+
+    def agree(self) -> None:
+        """The store and this machine agree in everything."""
+        if found := self.differences():
+            self.fail(f"the store and this machine differ: {json.dumps(found, indent=1)}")
         left = [str(path) for path in self.state.host.rglob("*.part*")]
         if left:
             self.fail(f"half made files are left: {left}")

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.real.fault_cloud import FaultCloud, namespace
 
+from tests.proof import proves
+from tests.real.fault_cloud import FaultCloud, namespace
 from unstuck.cli import guests, tiny
 from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import State
@@ -74,6 +75,7 @@ def remove(cloud: FaultCloud, server: str) -> None:
 
 
 @pytest.mark.slow
+@proves("P8", "P9", "P10", "P12", "P13", ends="ACTIVE")
 @pytest.mark.parametrize(
     "point",
     [
@@ -132,6 +134,7 @@ def test_an_agent_killed_between_fork_and_exec_leaves_no_second_guest(cloud: Fau
     remove(cloud, server)
 
 
+@proves("P15", ends="ACTIVE, the guest untouched")
 def test_a_guest_that_ran_unreported_is_adopted_and_takes_every_order(cloud: FaultCloud) -> None:
     """The old fault: it runs, nobody was told, and it stays in BUILD for ever."""
     cloud.start("host", "control.report.running")
@@ -209,6 +212,7 @@ def test_a_removal_goes_on_after_its_agent_was_killed(cloud: FaultCloud, point: 
 
 
 @pytest.mark.slow
+@proves("P16", "P17", ends="ACTIVE")
 def test_a_report_whose_answer_was_lost_is_no_harm(cloud: FaultCloud) -> None:
     cloud.start("host", "control.report.running+")
     server = cloud.create()
@@ -226,6 +230,7 @@ def test_a_report_whose_answer_was_lost_is_no_harm(cloud: FaultCloud) -> None:
     remove(cloud, server)
 
 
+@proves("P19", ends="gone after the restart")
 @pytest.mark.parametrize(
     "point",
     [

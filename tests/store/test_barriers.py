@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.store.play import Cloud, caller, facts, insert
-from unstuck.core.agents import Register, Report
+from unstuck.core.agents import Claim, Register, Report
 from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store, Tx
@@ -155,3 +155,45 @@ def test_a_stop_and_the_report_of_a_power_off_do_not_deadlock(cloud: Cloud) -> N
     assert (first, second) == ("h", None)
     assert cloud.wants()["a"].power is Power.OFF
     assert cloud.wants()["a"].intent == want.intent + 1, "the stop was first; the report adds nothing"
+
+
+def test_a_claim_and_a_registration_at_once_leave_no_lease_to_the_old_agent(cloud: Cloud) -> None:
+    cloud.create("a")
+    assert cloud.place("a")
+    now = cloud.agents["h"].incarnation
+    ask = Claim(now, "a", cloud.wants()["a"].fence)
+    claimed, registered = overlap(
+        cloud.store,
+        lambda tx: agents.claim(tx, "h", ask),
+        lambda tx: agents.register(tx, "h", Register("next", facts(), now)),
+    )
+    assert claimed is None
+    assert registered.granted
+    assert cloud.server().lease_incarnation is None
+    with pytest.raises(agents.Superseded):
+        cloud.store.transact(agents.claim, "h", ask)
+
+
+def test_a_registration_that_was_first_refuses_the_claim_and_the_report_of_the_old_agent(
+    cloud: Cloud,
+) -> None:
+    cloud.create("a")
+    assert cloud.place("a")
+    now = cloud.agents["h"].incarnation
+    fence = cloud.wants()["a"].fence
+    registered, late = overlap(
+        cloud.store,
+        lambda tx: agents.register(tx, "h", Register("next", facts(), now)),
+        lambda tx: agents.claim(tx, "h", Claim(now, "a", fence)),
+    )
+    assert registered.granted
+    assert isinstance(late, agents.Superseded)
+    seen = Observation(1, Gone(), Thing.ABSENT, Step.WAITING)
+    registered, late = overlap(
+        cloud.store,
+        lambda tx: agents.register(tx, "h", Register("third", facts(), now + 1)),
+        lambda tx: agents.report(tx, "h", Report(now + 1, 1, "a", fence, seen)),
+    )
+    assert registered.granted
+    assert isinstance(late, agents.Superseded)
+    assert cloud.server().seen is None

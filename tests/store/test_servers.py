@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.store.play import Cloud, caller, insert
-from unstuck.core.agents import Heartbeat
+from tests.store.play import Cloud, caller, facts, insert
+from unstuck.core.agents import Heartbeat, Register
 from unstuck.core.server.data import Gone, Mute, Off, Power, Running, Step, Thing, Trouble, Unclear
 from unstuck.store import agents, clock, networks, servers
 from unstuck.store.engine import Store, Tx
@@ -23,6 +25,17 @@ def cloud(any_store: Store) -> Cloud:
     made = Cloud(any_store)
     made.host()
     return made
+
+
+def test_ids_as_long_as_real_ones_fit(cloud: Cloud) -> None:
+    """Found by the bench: on PostgreSQL no server could be created, its operation had too long an id."""
+    name = str(uuid.uuid4())
+    cloud.active(name)
+    for change in (servers.stop_server, servers.start_server, servers.delete_server):
+        asker = servers.Caller(f"req-{uuid.uuid4()}", uuid.uuid4().hex, uuid.uuid4().hex)
+        cloud.store.transact(change, name, asker)
+        cloud.report(Gone() if change is servers.stop_server else Running(2), name)
+    assert cloud.server(name).deleted
 
 
 def scalar(cloud: Cloud, query: sa.Select[tuple[object]]) -> object:
@@ -414,3 +427,28 @@ def test_lease_time_never_goes_back_and_a_gap_moves_it_with_the_leases(tmp_path:
         swept = store.transact(clock.tick, lease_seconds=30.0)
     assert swept, "a second gap does not postpone the sweep for ever"
     store.close()
+
+
+def without_networks(cloud: Cloud, host_id: str = "h") -> None:
+    """Its agent registers again, now without root."""
+    told = msgspec.structs.replace(facts(), no_networks="networks need root: start Unstuck as root")
+    now = cloud.agents[host_id].incarnation
+    cloud.agents[host_id] = cloud.store.transact(agents.register, host_id, Register("again", told, now))
+
+
+def test_a_server_with_a_port_goes_to_no_host_that_cannot_connect_it(cloud: Cloud) -> None:
+    cloud.create("a")  # with a port
+    without_networks(cloud)
+    found = cloud.store.read(servers.server_facts, "a")
+    assert found is not None
+    assert found.hosts == ()
+    assert not cloud.place("a")  # asked by somebody who read before the agent registered again
+    cloud.host("other")
+    found = cloud.store.read(servers.server_facts, "a")
+    assert found is not None
+    assert found.hosts == ("other",)
+    assert cloud.place("a", "other")
+    cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
+    cloud.create("b")
+    cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
+    assert cloud.place("b", "h")  # without a port it may

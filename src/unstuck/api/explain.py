@@ -12,6 +12,7 @@ from unstuck.core.server.explain import explain
 from unstuck.core.time import Now
 from unstuck.store.host_lists import HostRow
 from unstuck.store.overview import inventory, overview
+from unstuck.store.readable import find_unreadable
 from unstuck.store.server_lists import show_server
 
 BASE = "/unstuck/v1"
@@ -47,11 +48,17 @@ async def status(call: Call) -> Reply:
     return Reply(
         {
             "time": found.now.wall,
+            "clock_age": found.clock_age,
             "unsettled": found.unsettled,
             "tombstones": found.tombstones,
             "hosts": [_host(host, found.now) for host in found.hosts],
         }
     )
+
+
+async def show_unreadable(call: Call) -> Reply:
+    """``GET /unstuck/v1/unreadable``: rows with columns that cannot be read, for ``unstuck doctor``."""
+    return Reply({"unreadable": await call.store.run_read(find_unreadable)})
 
 
 async def show_inventory(call: Call) -> Reply:
@@ -72,4 +79,5 @@ ROUTES: list[Route] = [
     route("GET", f"{BASE}/explain/{{kind}}/{{id}}", explain_one, "reader"),
     route("GET", f"{BASE}/status", status, "admin"),
     route("GET", f"{BASE}/inventory", show_inventory, "admin"),
+    route("GET", f"{BASE}/unreadable", show_unreadable, "admin"),
 ]

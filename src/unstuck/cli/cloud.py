@@ -15,6 +15,9 @@ from unstuck.runtime.state import State, StateError
 
 COMPUTE = {"openstack-api-version": "compute 2.96"}
 
+CLOCK_STANDS = 15.0
+"""Seconds without a tick, of which one a second is due, after which the control plane's loop is dead."""
+
 
 class Cloud:
     """The cloud of a state folder, as its administrator."""

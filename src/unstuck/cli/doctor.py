@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
 from unstuck.cli.checks import Check, machine
-from unstuck.cli.cloud import connect, show_json, state_of
+from unstuck.cli.cloud import CLOCK_STANDS, connect, show_json, state_of
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Difference, Expected, compare, look
+from unstuck.cli.words import counted
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import HostFile, State, StateError
+
+if TYPE_CHECKING:
+    from unstuck.store.readable import Unreadable
+    from unstuck.store.tx import Tx
+
+T = TypeVar("T")
 
 SETTLE = 5.0
 """Seconds over which a difference must stay to be one: what is just being done is none."""
@@ -42,7 +50,7 @@ def doctor(
         driver = found.read().driver if found.prepared() else "qemu"
     except StateError as error:
         raise CliError(str(error)) from None
-    checks = [*machine(found, driver), *_processes(found)]
+    checks = [*machine(found, driver), *_processes(found), *_records(found)]
     differences = _differences(found, driver) if found.prepared() else []
     bad = bool(differences) or any(check.level == "fault" for check in checks)
     if output == "json":
@@ -71,6 +79,39 @@ def _processes(state: State) -> list[Check]:
         else:
             out.append(Check(name, "ok", f"process {found.pid}"))
     return out
+
+
+def _records(state: State) -> list[Check]:
+    """Rows of the store that cannot be read (each spoils itself only), and whether its clock goes."""
+    from unstuck.store import readable
+
+    if not state.prepared():
+        return []
+    out: list[Check] = []
+    control = holder(state.control_lock)
+    if control is not None:
+        with connect(state) as cloud:
+            rows = msgspec.convert(
+                cloud.get("/unstuck/v1/unreadable")["unreadable"], list[readable.Unreadable]
+            )
+            out.append(_clock(float(cloud.get("/unstuck/v1/status")["clock_age"]), control.pid))
+    elif state.store.exists():
+        rows = _read_store(state, readable.find_unreadable)
+    else:
+        return []
+    return out + [Check("store", "fault", _unreadable(row), row.remedy) for row in rows]
+
+
+def _clock(age: float, pid: int) -> Check:
+    """The control plane may answer while its loop is dead: then no deadline comes and no delete ends."""
+    if age <= CLOCK_STANDS:
+        return Check("clock", "ok", f"advanced {age:.1f} s ago")
+    detail = f"the store's clock has stood still for {age:.0f} s: no lease ends and nothing overdue is seen"
+    return Check("clock", "fault", detail, f"Look at `unstuck logs control`; kill {pid} starts it anew.")
+
+
+def _unreadable(row: Unreadable) -> str:
+    return f"{', '.join(row.columns)} of {row.kind} {row.name} ({row.id}) cannot be read"
 
 
 def _differences(state: State, driver: str) -> list[Difference]:
@@ -105,17 +146,22 @@ def read_expected(state: State) -> tuple[list[Expected] | None, bool]:
 
 def _from_store(state: State, host_id: str) -> list[Expected]:
     """The same function that the API uses, on the file itself; a read-only transaction."""
-    from unstuck.store.engine import Store, StoreUnavailable
     from unstuck.store.overview import inventory
+
+    found = _read_store(state, inventory).placements.get(host_id, [])
+    return msgspec.convert(msgspec.to_builtins(found), list[Expected])
+
+
+def _read_store(state: State, question: Callable[[Tx], T]) -> T:
+    from unstuck.store.engine import Store, StoreUnavailable
 
     store = Store(state.store_url)
     try:
-        found = store.read(inventory).placements.get(host_id, [])
+        return store.read(question)
     except StoreUnavailable as error:
         raise CliError(f"The store {state.store} cannot be read: {error}.") from None
     finally:
         store.close()
-    return msgspec.convert(msgspec.to_builtins(found), list[Expected])
 
 
 def _host_id(state: State) -> str:
@@ -135,6 +181,7 @@ def _print(checks: list[Check], differences: list[Difference]) -> None:
         print(f"DIFF  {item.kind}: {item.what}: {item.detail}\n      -> {item.remedy}")
     faults = sum(check.level == "fault" for check in checks)
     if faults or differences:
-        print(f"{faults} faults, {len(differences)} differences between the store and this machine.")
+        found = f"{counted(faults, 'fault')}, {counted(len(differences), 'difference')}"
+        print(f"{found} between the store and this machine.")
     else:
         print("This machine is fit, and everything is as the store says.")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.cloud import COMPUTE, Cloud, connect, send, show_json, state_of
 from unstuck.cli.errors import CliError
+
+_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def explain(
     kind: Literal["server"],
     name: str,
+    /,
     *,
     output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
     state: Path | None = None,
@@ -33,8 +37,7 @@ def explain(
         The state folder.
     """
     with connect(state_of(state)) as cloud:
-        server_id = find_server(cloud, name)
-        answer = cloud.get(f"/unstuck/v1/explain/{kind}/{server_id}")
+        answer = _asked(cloud, kind, name)
     if output == "json":
         show_json(answer)
         return
@@ -42,9 +45,20 @@ def explain(
         print(line)
 
 
+def _asked(cloud: Cloud, kind: str, name: str) -> dict[str, Any]:
+    """By id at once: a server that is deleted is in no list any more, and can still be explained."""
+    if _ID.fullmatch(name):
+        answer = send(cloud.client, "GET", f"/unstuck/v1/explain/{kind}/{name.lower()}")
+        if answer.is_success:
+            by_id: dict[str, Any] = answer.json()
+            return by_id
+    found: dict[str, Any] = cloud.get(f"/unstuck/v1/explain/{kind}/{find_server(cloud, name)}")
+    return found
+
+
 def find_server(cloud: Cloud, name: str) -> str:
     """The id of a server by id or name. Raises :class:`CliError` when none or several have it."""
-    query = {"all_tenants": "1", "name": f"^{_escaped(name)}$"}
+    query = {"all_tenants": "1", "name": f"^{re.escape(name)}$"}
     answer = cloud.client.get(f"/compute/v2.1/servers/{name}", headers=COMPUTE)
     if answer.status_code == 200:
         return name
@@ -56,12 +70,6 @@ def find_server(cloud: Cloud, name: str) -> str:
     if not exact:
         raise CliError(f"There is no server {name}; `unstuck status` lists them.")
     return str(exact[0]["id"])
-
-
-def _escaped(name: str) -> str:
-    import re
-
-    return re.escape(name)
 
 
 def lines(answer: dict[str, Any], indent: str = "") -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 _PROCESSES = {"serve": "unstuck.control.main", "host": "unstuck.host.main"}
@@ -42,6 +43,13 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except PermissionError as error:
+        if os.environ.get("UNSTUCK_DEBUG"):
+            raise
+        from unstuck.runtime.state import not_allowed
+
+        print(f"unstuck: {not_allowed(Path(str(error.filename or '.')))}", file=sys.stderr)
+        return 1
     except Exception as error:
         if os.environ.get("UNSTUCK_DEBUG"):
             raise
@@ -78,7 +86,7 @@ def _command(argv: list[str]) -> int:
 
     app = App(
         name="unstuck", version=unstuck.__version__, result_action="return_value",
-        help="A small cloud for servers in which nothing gets stuck. Also: unstuck serve, host, sim.",
+        help="A small cloud for servers in which nothing gets stuck.",
     )  # fmt: skip
     for name, (target, words) in _COMMANDS.items():
         app.command(target, name=name, help=words)

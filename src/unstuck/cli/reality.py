@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from unstuck.cli import guests
-from unstuck.host.drivers.folder import server_ids
+from unstuck.host.drivers.folder import knows, server_ids
 from unstuck.runtime.locks import holder
-from unstuck.runtime.state import State
+from unstuck.runtime.state import HostFile, State
+
+if TYPE_CHECKING:
+    from unstuck.host.networks.bridge import Bridges
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -78,7 +82,7 @@ def look(state: State) -> Reality:
         folders=server_ids(state.host),
         guests=tuple(guests.running(state)),
         instant=frozenset(path.parent.name for path in state.host.glob("servers/*/guest.json")),
-        taps=asyncio.run(_taps()),
+        taps=asyncio.run(_taps(state)),
         # While the agent runs, a part is a fetch under way; afterwards it is what a killed one left.
         parts=() if running else tuple(path.name for path in state.host.glob("images/*.part*")),
         sockets=frozenset(path.parent.name for path in state.host.glob("servers/*/qmp.sock")),
@@ -86,13 +90,20 @@ def look(state: State) -> Reality:
     )
 
 
-async def _taps() -> tuple[Tap, ...] | None:
-    from unstuck.host.driver import DriverError
+def bridges(state: State) -> Bridges:
+    """This cloud's networks on this machine. Raises OSError or ``msgspec.DecodeError`` without a host."""
     from unstuck.host.networks.bridge import Bridges
 
+    host = msgspec.json.decode((state.host / "host.json").read_bytes(), type=HostFile)
+    return Bridges(host.host_id, knows=knows(state.host))
+
+
+async def _taps(state: State) -> tuple[Tap, ...] | None:
+    from unstuck.host.driver import DriverError
+
     try:
-        links = await Bridges().found_links()
-    except (DriverError, OSError):
+        links = await bridges(state).found_links()
+    except (DriverError, OSError, msgspec.DecodeError):
         return None
     return tuple(
         Tap(link.name, link.server_id, link.port_id or "", link.up and link.master is not None)

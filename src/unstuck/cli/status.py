@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from unstuck.cli.cloud import COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.cloud import CLOCK_STANDS, COMPUTE, Cloud, connect, show_json, state_of
+from unstuck.cli.words import counted
 
 
 def status(
@@ -26,10 +27,13 @@ def status(
     """
     with connect(state_of(state)) as cloud:
         servers, hosts = _servers(cloud), _hosts(cloud)
+        told = cloud.get("/unstuck/v1/status")
         url = cloud.url
-    summary = sentence(servers, hosts)
+    tombstones, clock_age = int(told["tombstones"]), float(told["clock_age"])
+    summary = sentence(servers, hosts, tombstones, clock_age=clock_age)
     if output == "json":
-        show_json({"summary": summary, "url": url, "servers": servers, "hosts": hosts})
+        answer = {"summary": summary, "url": url, "clock_age": clock_age, "servers": servers, "hosts": hosts}
+        show_json({**answer, "tombstones": tombstones})
         return
     print(f"{summary} {url}")
     _tables(servers, hosts)
@@ -59,20 +63,31 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
     return [{key: host.get(key) for key in keep} for host in found]
 
 
-def sentence(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> str:
+def sentence(
+    servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0, *,
+    clock_age: float = 0.0,
+) -> str:  # fmt: skip
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
     failed = [server for server in servers if server["status"] == "ERROR"]
     away = [host for host in hosts if host["state"] != "up"]
     if not hosts:
         return "No host has registered yet: nothing can run."
-    parts = [f"{len(servers)} servers on {len(hosts)} hosts"]
+    parts = [f"{counted(len(servers), 'server')} on {counted(len(hosts), 'host')}"]
     if moving:
         parts.append(f"{len(moving)} on the way to what was asked for")
     if failed:
         parts.append(f"{len(failed)} failed (unstuck explain server NAME says why)")
     if away:
-        parts.append(f"{len(away)} hosts are away")
+        parts.append(f"{counted(len(away), 'host')} {'is' if len(away) == 1 else 'are'} away")
+    if tombstones:
+        kept = "holds" if tombstones == 1 else "hold"
+        parts.append(
+            f"{counted(tombstones, 'deleted server')} still {kept} room and address until the host was seen "
+            "without it"
+        )
+    if clock_age > CLOCK_STANDS:
+        parts.append(f"the control plane's clock has stood still for {clock_age:.0f} s (see unstuck doctor)")
     if len(parts) == 1:
         parts.append("all as they should be")
     return ", ".join(parts) + "."

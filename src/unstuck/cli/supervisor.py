@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.core.time import backoff
 from unstuck.runtime.barriers import VARIABLE
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock, Held, holder
@@ -47,6 +48,8 @@ class Role:
         self.since = 0.0
         self.failures = 0
         self.next_start = 0.0
+        self.said = 0
+        """Where its log began when it was started: what is before that is of others."""
 
 
 def roles(state: State, driver: str) -> list[Role]:
@@ -89,11 +92,21 @@ class Supervisor:
         try:
             while not self._stopping:
                 for role in self._roles:
-                    self._tend(role)
+                    self._tend_safely(role)
                 self._wait()
         finally:
             self._end_all()
             self._lock.release()
+
+    def _tend_safely(self, role: Role) -> None:
+        """What goes wrong with one process, and be it for want of disk, ends neither us nor the other."""
+        try:
+            self._tend(role)
+        except Exception as error:
+            role.failures += 1
+            delay = backoff(role.failures, 0.2, BACKOFF_MAX)
+            role.next_start = time.monotonic() + delay
+            self._say(role, f"{type(error).__name__}: {error}; trying again in {delay:.1f} s")
 
     def _tend(self, role: Role) -> None:
         if role.process is not None and not lives(role.process):
@@ -111,17 +124,15 @@ class Supervisor:
         role.process, role.popen = None, None
         ran = time.monotonic() - role.since
         role.failures = 1 if ran > STEADY else role.failures + 1
-        delay = min(0.2 * 2 ** (role.failures - 1), BACKOFF_MAX)
+        delay = backoff(role.failures, 0.2, BACKOFF_MAX)
         role.next_start = time.monotonic() + delay
         self._say(role, f"ended with {code} after {ran:.1f} s; starting again in {delay:.1f} s")
         if code in HOPELESS:
-            reason = last_reason(self._state.logs / f"{role.name}.log")
-            write_whole(failed_file(self._state, role.name), reason.encode(), durable=False)
+            reason = last_reason(self._state.logs / f"{role.name}.log", role.said)
+            with contextlib.suppress(OSError):  # it only tells `up` sooner
+                write_whole(failed_file(self._state, role.name), reason.encode(), durable=False)
 
     def _start(self, role: Role) -> None:
-        log = self._state.logs / f"{role.name}.log"
-        if log.exists() and log.stat().st_size > LOG_MAX:
-            log.rename(log.with_suffix(".log.1"))
         environment = dict(os.environ)
         if role.since or any(self._state.run.glob("stopped-*")):
             # A barrier is for one stop: the process that takes over from the killed one must get by it.
@@ -131,7 +142,8 @@ class Supervisor:
             # agent, whose environment guests inherit.
             environment.setdefault("MALLOC_ARENA_MAX", "2")
             environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_log(self._state.logs / f"{role.name}.log")
+        role.said = os.fstat(descriptor).st_size
         try:
             role.popen = subprocess.Popen(
                 role.command, stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
@@ -152,7 +164,11 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             for role in self._roles:
                 if role.process is not None:
-                    descriptor = stack.enter_context(handle(role.process))
+                    try:
+                        descriptor = stack.enter_context(handle(role.process))
+                    except OSError:  # no descriptor is left: look again by ourselves
+                        timeout = min(timeout, 1.0)
+                        continue
                     if descriptor is None:
                         return
                     waiter.register(descriptor, select.POLLIN)
@@ -161,20 +177,38 @@ class Supervisor:
     def _end_all(self) -> None:
         """Control plane and agent; never a guest. The agent goes first: it is a client of the other."""
         for role in reversed(self._roles):
-            found = role.process or holder(role.lock)
-            if found is not None:
-                end_for_sure(found, PATIENCE)
-            if role.popen is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    role.popen.wait(5.0)
-            self._say(role, "stopped")
+            try:
+                self._end(role)
+            except Exception as error:  # the other is ended all the same
+                self._say(role, f"could not be ended: {type(error).__name__}: {error}")
+
+    def _end(self, role: Role) -> None:
+        found = role.process or holder(role.lock)
+        if found is not None:
+            end_for_sure(found, PATIENCE)
+        if role.popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                role.popen.wait(5.0)
+        self._say(role, "stopped")
 
     def _say(self, role: Role, what: str) -> None:
+        """Into our own log. Where that cannot be written it is lost: we hold nothing that matters."""
         path = self._state.logs / "supervisor.log"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line: dict[str, Any] = {"timestamp": stamp, "process": role.name, "event": what}
-        with path.open("ab") as file:
+        with contextlib.suppress(OSError), path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
+
+
+def open_log(path: Path) -> int:
+    """Where a process writes to. One without a log is better than none, so at worst it is lost."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > LOG_MAX:
+            path.rename(path.with_suffix(".log.1"))
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def identity_of(pid: int) -> ProcessId | None:
@@ -185,10 +219,20 @@ def identity_of(pid: int) -> ProcessId | None:
     return ProcessId(pid, start if start is not None else -1, boot_id())
 
 
-def last_reason(log: Path) -> str:
-    """The newest reason in a log, for people."""
+def size_of(log: Path) -> int:
+    """Bytes in a log now; 0 where there is none."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_reason(log: Path, since: int) -> str:
+    """The newest reason in a log behind byte ``since``, for people: an old one explains nothing."""
     with contextlib.suppress(OSError):
-        for line in reversed(log.read_bytes()[-65536:].splitlines()):
+        data = log.read_bytes()
+        fresh = data[since:] if since <= len(data) else data  # a new file was begun meanwhile
+        for line in reversed(fresh[-65536:].splitlines()):
             with contextlib.suppress(msgspec.DecodeError):
                 found = msgspec.json.decode(line, type=dict[str, Any])
                 if "reason" in found:
@@ -200,6 +244,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unstuck supervisor")
     parser.add_argument("--state", type=Path, required=True)
     arguments = parser.parse_args(argv)
+    os.umask(0o077)
     state = State(arguments.state)
     supervisor = Supervisor(state, state.read().driver)
     try:

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from unstuck.cli import clouds
+from unstuck.cli import clouds, ranges
 from unstuck.cli.errors import CliError
-from unstuck.cli.supervisor import Supervisor, failed_file, last_reason
+from unstuck.cli.supervisor import Supervisor, failed_file, last_reason, size_of
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import Held, holder
 from unstuck.runtime.processes import ProcessId, end_for_sure
-from unstuck.runtime.state import State, StateError, default_state, prepare
+from unstuck.runtime.state import State, StateError, default_state, prepare, prepare_folder
 
 START_SECONDS = 60.0
 
@@ -40,6 +40,7 @@ def up(
     state: Path | None = None,
     port: int | None = None,
     driver: Literal["qemu", "instant"] | None = None,
+    network: str | None = None,
     clouds_yaml: bool = True,
 ) -> None:
     """Start the cloud on this machine and say how to use it.
@@ -54,15 +55,26 @@ def up(
         TCP port of the APIs; kept for the next time.
     driver
         What runs the guests: qemu, or instant (marker files, for trying out and for tests).
+    network
+        Addresses of the first network, chosen when the cloud is made (default: the first free one of
+        10.77.0.0/24, 10.77.1.0/24, ...).
     clouds_yaml
         Merge the entries `unstuck` and `unstuck-admin` into ~/.config/openstack/clouds.yaml.
     """
-    prepared = _prepare(state, port, driver)
-    running = holder(prepared.supervisor_lock)
+    os.umask(0o077)
+    if port is not None and not 0 < port < 65536:
+        raise CliError(f"--port {port}: a port is a number from 1 to 65535.")
+    # Before anything is written: the settings are those of whoever runs.
+    found = State(state or default_state())
+    if _runs(found):
+        _refuse_other_settings(found, {"port": port, "driver": driver, "network": network})
+    running = holder(found.supervisor_lock)
     if running is not None:
-        Waiter(prepared, running).wait()
-        print(f"Unstuck is up already at {prepared.url()} (supervisor: process {running.pid}).")
+        Waiter(found, running).wait()
+        print(f"Unstuck is up already at {found.url()} (supervisor: process {running.pid}).")
+        _upload_once(found)
         return
+    prepared = _prepare(found, port, driver, network)
     if detach:
         _wait_detached(prepared)
         _welcome(prepared, clouds_yaml)
@@ -71,20 +83,52 @@ def up(
     _foreground(prepared, clouds_yaml)
 
 
-def _prepare(folder: Path | None, port: int | None, driver: str | None) -> State:
-    root = folder or default_state()
-    if port is not None and not 0 < port < 65536:
-        raise CliError(f"--port {port}: a port is a number from 1 to 65535.")
-    chosen = driver
-    if chosen is None and not State(root).prepared() and shutil.which("qemu-system-x86_64") is None:
+def _runs(state: State) -> bool:
+    """Whether anything of it runs, the supervisor or what it left."""
+    return any(holder(lock) for lock in (state.supervisor_lock, state.control_lock, state.host_lock))
+
+
+def _refuse_other_settings(state: State, asked: dict[str, Any]) -> None:
+    kept = state.read()
+    other = {name: value for name, value in asked.items() if value not in (None, getattr(kept, name))}
+    if other:
+        words = " ".join(f"--{name} {value}" for name, value in other.items())
+        raise CliError(
+            f"Unstuck is up at {state.url()} with other settings, and nothing was changed: "
+            f"`unstuck down` first, then `unstuck up {words}`."
+        )
+
+
+def _prepare(state: State, port: int | None, driver: str | None, network: str | None) -> State:
+    if driver is None and not state.prepared() and shutil.which("qemu-system-x86_64") is None:
         raise CliError(
             "qemu-system-x86_64 is not installed: install it (Debian: apt-get install qemu-system-x86 "
             "qemu-utils), or try out without guests: unstuck up --driver instant."
         )
     try:
-        return prepare(root, port=port, driver=chosen)
+        prepare_folder(state)
+        chosen = _network(state, driver, network)
+        return prepare(state.root, port=port, driver=driver, network=chosen)
     except StateError as error:
         raise CliError(str(error)) from None
+
+
+def _network(state: State, driver: str | None, network: str | None) -> str | None:
+    """The range to write down; None keeps what is there."""
+    given = None if network is None else str(ranges.parse(network))
+    made = state.prepared()
+    kept = state.read() if made else None
+    if kept is not None and given not in (None, kept.network) and state.store.exists():
+        raise CliError(
+            f"--network {given}: this cloud was made with {kept.network}, where its servers have addresses."
+        )
+    runs = driver or (kept.driver if kept is not None else "qemu")
+    if runs != "qemu" or os.geteuid() != 0:
+        return given  # no links are made
+    if kept is not None and given in (None, kept.network):
+        ranges.keep(state)
+        return None
+    return ranges.choose(state, given)
 
 
 def _wait_detached(state: State) -> None:
@@ -139,6 +183,7 @@ class Waiter:
         self._supervisor = supervisor
         self._child = child
         self._give_up = give_up or threading.Event()
+        self._said = {role: size_of(state.logs / f"{role}.log") for role in ("control", "host")}
 
     def wait(self) -> bool:
         """False when told to give up. Raises :class:`CliError` with the reason when it cannot start."""
@@ -175,14 +220,15 @@ class Waiter:
             raise CliError(f"The supervisor has ended; see {self._state.logs / 'supervisor.log'}.")
 
     def _why_late(self) -> str:
-        late = "control plane" if not self._answers() else "host agent"
-        log = self._state.logs / ("control.log" if late == "control plane" else "host.log")
+        role, late = ("host", "host agent") if self._answers() else ("control", "control plane")
+        log = self._state.logs / f"{role}.log"
+        reason = last_reason(log, self._said[role])
         if self._supervisor is not None:
             return (
                 f"Unstuck was started (supervisor: process {self._supervisor.pid}), but its {late} does not "
-                f"answer: {last_reason(log)}; `unstuck down` ends it, then `unstuck up` starts it anew."
+                f"answer: {reason}; `unstuck down` ends it, then `unstuck up` starts it anew."
             )
-        return f"The {late} was not ready within {START_SECONDS:.0f} s: {last_reason(log)}"
+        return f"The {late} was not ready within {START_SECONDS:.0f} s: {reason}"
 
 
 def _is_ready(lock: Path, ready: Path) -> bool:
@@ -221,6 +267,10 @@ def _upload_once(state: State) -> None:
 
     folder = tiny.built(state)
     if folder is None:
+        print(
+            "There is no image to boot from yet: `unstuck image build` builds `tiny`, and `unstuck up`, said "
+            "again, uploads it."
+        )
         return
     with connect(state) as cloud:
         if tiny.upload(cloud, folder):

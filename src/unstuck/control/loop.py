@@ -17,6 +17,7 @@ from unstuck.core.server.control import (
     Settled,
     plan_control,
 )
+from unstuck.core.time import backoff
 from unstuck.runtime.metrics import Steps, Unwatched
 from unstuck.store import asks, clock, servers
 from unstuck.store.engine import StoreUnavailable, Tx
@@ -61,11 +62,16 @@ class Controller:
 
     async def tick_forever(self) -> None:
         """Keep the store's clock going, and sweep what is overdue."""
+        away = False
         while True:
             try:
                 if await self._tx(clock.tick, lease_seconds=LEASE):
                     await self._tx(asks.sweep_asks)
+                if away:
+                    away = False
+                    log.info("store is available again")
             except StoreUnavailable as error:
+                away = True
                 log.warning("store unavailable", error=str(error))
             await self._port.pause(self._tick, "tick")
 
@@ -95,7 +101,8 @@ class Controller:
             failures = self._failures[server_id] = self._failures.get(server_id, 0) + 1
             self._watch.step(failed=True)
             log.exception("step failed", server=server_id, failures=failures)
-            await self._tx(servers.postpone, server_id, min(2.0**failures, BACKOFF_MAX))
+            seconds = backoff(failures, 2.0, BACKOFF_MAX, key=server_id)
+            await self._tx(servers.postpone, server_id, seconds)
 
     async def step(self, server_id: str) -> None:
         """One decision and its effect for one server."""

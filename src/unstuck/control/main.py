@@ -18,7 +18,6 @@ from unstuck.runtime.state import State, StateError, default_state
 
 EXIT_PORT: Final = 76
 EXIT_STATE: Final = 78
-DEFAULT_NETWORK: Final = "10.77.0.0/24"
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -39,39 +38,49 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", default=None, help="address to listen on")
     parser.add_argument("--port", type=int, default=None, help="port to listen on")
     parser.add_argument("--public-url", default=None, help="URL that clients use, where it is another")
-    parser.add_argument("--network", default=DEFAULT_NETWORK, help="addresses of the default network")
+    parser.add_argument("--network", default=None, help="addresses of the first network of a new cloud")
     parser.add_argument("--take-over", action="store_true", help="end a process that owns the store")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
+    os.umask(0o077)
     state = State(arguments.state or default_state())
-    lock = FileLock(state.control_lock)
+    locks = [FileLock(state.control_lock)]
     try:
-        ipaddress.ip_network(arguments.network)
         known = state.read()
+        arguments.network = str(ipaddress.ip_network(arguments.network or known.network))
         store_url = arguments.store or os.environ.get("UNSTUCK_STORE") or state.store_url
         if store_url.startswith("sqlite"):
-            # SQLite has one owning process; PostgreSQL takes any number of equal ones.
-            lock.acquire(take_over=arguments.take_over)
+            # SQLite has one owning process; PostgreSQL takes any number of equal ones. The second lock is
+            # beside the file, where a control plane with another state folder meets it too.
+            locks += [FileLock(Path(f"{path}.lock")) for path in _file(store_url)]
+            for lock in locks:
+                lock.acquire(take_over=arguments.take_over)
         address, port = arguments.address or known.address, arguments.port or known.port
         return _serve(state, store_url, arguments, address, port)
-    except (StateError, Held, ValueError) as error:
+    except Held as error:
+        return _refuse(f"{error}: SQLite has one control plane; --take-over ends that one", EXIT_STATE)
+    except (StateError, ValueError) as error:
         return _refuse(str(error), EXIT_STATE)
     except FileNotFoundError as error:
         return _refuse(f"{error.filename} is missing; `unstuck up` makes it", EXIT_STATE)
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
+
+
+def _file(store_url: str) -> list[str]:
+    """The path in an SQLite URL, if it is a file."""
+    path = store_url.partition(":///")[2].partition("?")[0]
+    return [os.path.realpath(path)] if path else []
 
 
 def _refuse(reason: str, code: int) -> int:
-    import structlog
-
     from unstuck.runtime import logs
 
-    logs.set_up("control")
-    structlog.get_logger(__name__).error("control plane cannot start", reason=reason)
+    logs.refuse("control", "control plane cannot start", reason)
     return code
 
 

@@ -27,9 +27,10 @@ from unstuck.runtime.files import write_whole
 from unstuck.runtime.metrics import Metrics
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.processes import myself
+from unstuck.runtime.service import Service
 from unstuck.runtime.state import State
 from unstuck.store.engine import Store
-from unstuck.store.migrate import ensure_schema_apart
+from unstuck.store.migrate import alone, ensure_schema_apart
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +83,7 @@ class ControlPlane:
         self._server = Server(config)
         self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics)
 
-    async def run(self) -> int:
+    async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,6 +95,7 @@ class ControlPlane:
                 "tick": self._controller.tick_forever(),
                 "servers": self._controller.servers_forever(),
                 "wake": self._pass_wakes("control"),
+                "watchdog": service.watch(self._port),
                 "collect": collect_forever(self._port, self._store, self._state_dir),
             }
         )
@@ -118,18 +120,21 @@ class ControlPlane:
                 await web
 
 
-async def run(state: State, store: Store, listener: socket.socket, settings: Settings, url: str) -> int:
-    barriers = Barriers.from_environment(state.run)
-    port = AsyncPort(barriers)
+async def run(
+    state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str
+) -> int:
     plane = ControlPlane(store, settings, port, listener)
     me = myself()
     ready = Ready(me.pid, me.start, url)
     # The socket listens already: whoever connects from here on is answered.
     write_whole(state.control_ready, msgspec.json.encode(ready), durable=False)
     log.info("control plane is ready", url=url)
+    service = Service.of_this_process()
+    service.say("READY=1", f"STATUS=answers at {url}")
     try:
-        return await plane.run()
+        return await plane.run(service)
     finally:
+        service.say("STOPPING=1")
         log.info("control plane ends; guests go on running")
 
 
@@ -141,11 +146,14 @@ def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
     """Open the store, make it complete, and run until told to end."""
-    store = Store(store_url)
+    barriers = Barriers.from_environment(state.run)
+    store = Store(store_url, barrier=barriers.check)
     try:
-        ensure_schema_apart(store, store_url)
-        set_up(store, state, network=network)
-        work = run(state, store, listener, _settings(state, public_url), url)
+        with alone(store):
+            ensure_schema_apart(store, store_url)
+            set_up(store, state, network=network)
+        port = AsyncPort(barriers)
+        work = run(state, store, port, listener, _settings(state, public_url), url)
         try:
             import uvloop
         except ImportError:

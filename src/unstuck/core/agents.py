@@ -1,4 +1,8 @@
-"""The agents' protocol, version 1: what goes over the wire between a host agent and the control plane."""
+"""The agents' protocol: what goes over the wire between a host agent and the control plane.
+
+A field is added with a default and no new number: whoever does not know it leaves it out, and whoever does
+not know it skips it. A new number is for what the older side would get wrong (docs/upgrades.md).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,12 @@ import msgspec
 from unstuck.core.server.data import Fence, Observation, Want
 
 PROTOCOL = 1
+"""What this version speaks: an agent this, a control plane also the one before."""
+
+
+def speaks(ours: int) -> tuple[int, ...]:
+    """The versions that a control plane of version ``ours`` serves, the newest first: N and N - 1."""
+    return tuple(version for version in (ours, ours - 1) if version >= 1)
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -23,6 +33,8 @@ class HostFacts(msgspec.Struct, frozen=True):
     driver_version: str
     address: str = "127.0.0.1"
     protocol: int = PROTOCOL
+    no_networks: str = ""
+    """Why servers on it cannot have networks, with the remedy; empty where they can."""
 
 
 class Register(msgspec.Struct, frozen=True):
@@ -46,13 +58,17 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """``granted``: the incarnation is the asker's; else it is the present one, to be followed on."""
+    """``granted``: the incarnation is the asker's; else it is the present one, to be followed on.
+
+    ``protocol``: the newest version that the control plane speaks.
+    """
 
     incarnation: int
     granted: bool
     heartbeat: float
     lease: float
     terms: Terms
+    protocol: int = 1
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

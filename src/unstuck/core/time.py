@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import zlib
 
 import msgspec
 
@@ -17,6 +18,22 @@ class Now(msgspec.Struct, frozen=True):
 
     wall: float
     lease: float
+
+
+def backoff(failures: int, first: float, most: float, *, key: str = "") -> float:
+    """Seconds before the next try: ``first`` after one failure, then doubling up to ``most``.
+
+    ``key`` (who waits) takes off up to a quarter, by another share at each failure, so that those who
+    failed together do not come back together. It is the same at each run: the core knows no chance.
+
+    The exponent is bounded: 2.0 ** 1024 raises OverflowError, which after half an hour without a control
+    plane ended the agent, and after a day of failures of one server the loop of all.
+    """
+    seconds = min(first * 2.0 ** min(max(failures - 1, 0), 64), most)
+    if not key:
+        return seconds
+    share = zlib.crc32(f"{key}:{failures}".encode(errors="backslashreplace")) / 2**32
+    return seconds * (1.0 - share / 4)
 
 
 def iso_seconds(wall: float) -> str:

@@ -33,7 +33,8 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.core.server.host import Act, Do, Hold, Rest, plan_host
-from unstuck.host.control import Control, Refused, Superseded, Unreachable
+from unstuck.core.time import backoff
+from unstuck.host.control import Control, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.driver import Driver, DriverError, shortage
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ T = TypeVar("T")
 RELOOK = 10.0
 """Seconds between two looks at a server at rest, if no event wakes us."""
 BACKOFF_MAX = 60.0
+INCOMPATIBLE = 15.0
+"""Seconds until an agent whose protocol was refused asks again: somebody is upgrading."""
 CONSOLE_LIMIT = 256 * 1024
 
 log = structlog.get_logger(__name__)
@@ -108,13 +111,14 @@ class Agent:
 
     async def _register(self) -> None:
         after = -1
-        for attempt in itertools.count():
+        for attempt in itertools.count(1):
             ask = Register(self._start, self._facts, after)
             try:
                 terms = await self._call("register", functools.partial(self._control.register, ask))
             except Unreachable as error:
-                log.info("control plane unreachable", error=str(error))
-                await self._port.pause(min(0.25 * 2 ** min(attempt, 3), 2.0), "register")
+                await self._port.pause(
+                    _patience("registration", error, backoff(attempt, 0.25, 2.0, key=self._start)), "register"
+                )
                 continue
             if not terms.granted:
                 after = terms.incarnation
@@ -129,7 +133,7 @@ class Agent:
             try:
                 await self._beat()
             except Unreachable as error:
-                log.info("heartbeat unanswered", error=str(error))
+                _patience("heartbeat", error, self._heartbeat)
             await self._port.pause(self._heartbeat, "heartbeat")
 
     async def _beat(self) -> None:
@@ -155,8 +159,9 @@ class Agent:
                 )
             except Unreachable as error:
                 failures += 1
-                log.info("world unanswered", error=str(error))
-                await self._port.pause(min(0.25 * 2**failures, 2.0), "world")
+                await self._port.pause(
+                    _patience("world", error, backoff(failures, 0.5, 2.0, key=self._start)), "world"
+                )
                 continue
             failures = 0
             news = self._take_world(world)
@@ -171,6 +176,9 @@ class Agent:
         self._version = world.version
         self._knows_world = True
         for want in world.wants:
+            known = self._held.get(want.server_id)
+            if known is not None and known.want.version != want.version:
+                self._reported.pop(want.server_id, None)  # told anew: so that is what it asks of us, too
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
         for server_id in [known for known in self._held if known not in world.ids]:
@@ -213,10 +221,10 @@ class Agent:
                     return
                 except Unreachable:
                     failures += 1
-                    seconds = min(0.5 * 2.0**failures, 5.0)
+                    seconds = backoff(failures, 1.0, 5.0, key=server_id)
                 except (DriverError, OSError) as error:
                     failures += 1
-                    seconds = min(2.0 ** (failures - 1), BACKOFF_MAX)
+                    seconds = backoff(failures, 1.0, BACKOFF_MAX, key=server_id)
                     await self._report_failure(
                         want, error if isinstance(error, DriverError) else shortage(error)
                     )
@@ -224,7 +232,7 @@ class Agent:
                     raise
                 except Exception:
                     failures += 1
-                    seconds = min(2.0**failures, BACKOFF_MAX)
+                    seconds = backoff(failures, 2.0, BACKOFF_MAX, key=server_id)
                     log.exception("step failed", server=server_id)
                 if seconds:
                     await self._port.pause(seconds, server_id)
@@ -371,6 +379,15 @@ class Agent:
             await self._call("answer", lambda: self._control.answer(ask.id, answer))
         except Unreachable:
             return  # the question has a deadline, and its asker hears of it
+
+
+def _patience(call: str, error: Unreachable, seconds: float) -> float:
+    """Log why there was no answer; the seconds to wait: more where only an upgrade helps."""
+    if isinstance(error, Incompatible):
+        log.error("the control plane refuses this version", call=call, reason=str(error))
+        return INCOMPATIBLE
+    log.info(f"{call} unanswered", error=str(error))
+    return seconds
 
 
 def _word(observation: Observation) -> str:

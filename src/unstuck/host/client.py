@@ -21,7 +21,7 @@ from unstuck.core.agents import (
     World,
 )
 from unstuck.core.server.data import BootImage
-from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.control import Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.images import FetchError
 
 T = TypeVar("T")
@@ -53,8 +53,9 @@ class _Wrapped(msgspec.Struct, frozen=True):
 class HttpControl:
     """Implements :class:`unstuck.host.control.Control` and :class:`unstuck.host.images.ImageSource`.
 
-    Every call has a total deadline. Whatever leaves open whether a call had its effect is
-    :class:`Unreachable`: every call may be repeated.
+    ``url`` may name several equal control planes, with commas between them: when one does not answer, the
+    next call goes to the next. Every call has a total deadline. Whatever leaves open whether a call had its
+    effect is :class:`Unreachable`: every call may be repeated.
     """
 
     idle = 0.0
@@ -73,8 +74,8 @@ class HttpControl:
         self._wait = wait
         self._deadline = deadline
         self._on_registered = on_registered
+        self._bases = [f"{one.strip().rstrip('/')}/agents/v1/hosts/{host_id}/" for one in url.split(",")]
         self._client = httpx2.AsyncClient(
-            base_url=f"{url.rstrip('/')}/agents/v1/hosts/{host_id}/",
             headers={"authorization": f"Bearer {secret}", "unstuck-protocol": str(PROTOCOL)},
             timeout=_TIMEOUT,
             transport=transport,
@@ -124,24 +125,35 @@ class HttpControl:
     ) -> httpx2.Response:
         content = None if body is None else msgspec.json.encode(body)
         timeout = httpx2.Timeout(seconds or 10.0, connect=3.0)
+        base = self._bases[0]
         try:
             async with asyncio.timeout(seconds or self._deadline):
-                answer = await self._client.request(method, path, content=content, timeout=timeout)
+                answer = await self._client.request(method, base + path, content=content, timeout=timeout)
         except TimeoutError:
+            self._turn_from(base)
             raise Unreachable(f"no answer to {path.partition('?')[0]} in time") from None
         except httpx2.TransportError as error:
+            self._turn_from(base)
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         if not answer.is_success:
+            if answer.status_code >= 500:
+                self._turn_from(base)
             raise _translate(answer)
         return answer
+
+    def _turn_from(self, base: str) -> None:
+        """The next control plane, unless another call has turned already."""
+        if self._bases[0] == base:
+            self._bases.append(self._bases.pop(0))
 
     # --- ImageSource
 
     async def open(self, image: BootImage) -> AsyncIterator[bytes]:
         """The image's bytes; the cache checks digest and size."""
+        base = self._bases[0]
         try:
             async with self._client.stream(
-                "GET", f"images/{image.id}", timeout=httpx2.Timeout(_PER_READ, connect=3.0)
+                "GET", f"{base}images/{image.id}", timeout=httpx2.Timeout(_PER_READ, connect=3.0)
             ) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
@@ -151,6 +163,7 @@ class HttpControl:
                 async for chunk in answer.aiter_raw():
                     yield chunk
         except httpx2.TransportError as error:
+            self._turn_from(base)
             raise FetchError(f"the control plane does not deliver: {error or type(error).__name__}") from None
 
 
@@ -168,6 +181,8 @@ def _translate(answer: httpx2.Response) -> Exception:
         return Unreachable(f"HTTP {status}: {problem.message}")
     if status == 409 and problem.type == "superseded":
         return Superseded(problem.message)
+    if status == 400 and problem.type == "protocol":
+        return Incompatible(problem.message)
     if status == 410:
         return Refused(problem.message)
     return Rejected(problem.message or f"HTTP {status}")

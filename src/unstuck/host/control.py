@@ -11,6 +11,10 @@ class Unreachable(Exception):
     """No answer: whether the call had its effect is unknown. Every call may be repeated."""
 
 
+class Incompatible(Unreachable):
+    """The two speak different versions of the protocol. Guests run on; an upgrade ends it, so ask again."""
+
+
 class Superseded(Exception):
     """A newer incarnation of this agent has registered: end, and never register again."""
 

@@ -17,13 +17,15 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from unstuck.core.agents import HostFacts, Registered
+from unstuck.core.agents import PROTOCOL, HostFacts, Registered
 from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
 from unstuck.host.driver import Driver, DriverError
 from unstuck.host.eviction import room_for_guests
+from unstuck.host.identity import MachineLock, refuse_a_copy
 from unstuck.host.images import Wanted
+from unstuck.host.networks.bridge import unfit
 from unstuck.host.space import RESERVE
 from unstuck.runtime import logs
 from unstuck.runtime.barriers import Barriers
@@ -31,6 +33,7 @@ from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock, Held
 from unstuck.runtime.port import EXIT_REJECTED, EXIT_SUPERSEDED, AsyncPort
 from unstuck.runtime.processes import boot_id, myself
+from unstuck.runtime.service import Service
 from unstuck.runtime.state import FORMAT, HostFile, State, StateError, default_state, machine_id
 
 EXIT_STATE = 78
@@ -88,7 +91,9 @@ def read_identity(folder: Path) -> Identity:
     return Identity(found.host_id, mine, secret)
 
 
-def facts(folder: Path, machine: str, driver: str, accelerator: str, version: str) -> HostFacts:
+def facts(
+    folder: Path, machine: str, driver: str, accelerator: str, version: str, no_networks: str = ""
+) -> HostFacts:
     """What this host is and has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return HostFacts(
@@ -101,6 +106,8 @@ def facts(folder: Path, machine: str, driver: str, accelerator: str, version: st
         accelerator=accelerator,
         driver=driver,
         driver_version=version,
+        no_networks=no_networks,
+        protocol=PROTOCOL,
     )
 
 
@@ -142,24 +149,41 @@ def make_driver(
 async def run(state: State, url: str, driver_name: str) -> int:
     """Run one incarnation of the agent; returns the process's exit code."""
     identity = read_identity(state.host)
+    name = MachineLock(identity.host_id)
+    name.acquire()
+    try:
+        return await work(state, identity, url, driver_name)
+    finally:
+        name.release()
+
+
+async def work(state: State, identity: Identity, url: str, driver_name: str) -> int:
+    """What :func:`run` does once it is certain that no other process is this host."""
+    refuse_a_copy(state.host)
     barriers = Barriers.from_environment(state.run)
     port = AsyncPort(barriers, {Superseded: EXIT_SUPERSEDED, Rejected: EXIT_REJECTED})
     control = HttpControl(url, identity.host_id, identity.secret, on_registered=_tell(state))
-    accelerator, version = "none", "1"
+    accelerator, version, no_networks = "none", "1", ""
     if driver_name == "qemu":
         accelerator, version = await asyncio.gather(
             asyncio.to_thread(_accelerator), asyncio.to_thread(_qemu_version)
         )
+        no_networks = unfit()
     driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
-    known = facts(state.host, identity.machine_id, driver_name, accelerator, version)
+    known = facts(state.host, identity.machine_id, driver_name, accelerator, version, no_networks)
     agent = Agent(port, control, driver, known, secrets.token_hex(16))
     driver.keep(agent.images_wanted)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
+    service = Service.of_this_process()
+    # Ready is who holds its locks: a control plane that is away is no reason to be started again.
+    service.say("READY=1", f"STATUS=agent of host {identity.host_id}")
+    works = {"agent": agent.run(), "guard": guard_forever(port, driver), "watchdog": service.watch(port)}
     try:
-        return await port.run({"agent": agent.run(), "guard": guard_forever(port, driver)})
+        return await port.run(works)
     finally:
+        service.say("STOPPING=1")
         await driver.close()
         await control.close()
         log.info("host agent ends; guests go on running")
@@ -191,30 +215,35 @@ def _tell(state: State) -> Callable[[Registered], None]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unstuck host", description="Run the agent of this host.")
     parser.add_argument("--state", type=Path, default=None, help="state folder")
-    parser.add_argument("--url", default=None, help="URL of the control plane")
+    parser.add_argument("--url", default=None, help="URL of the control plane, or several with commas")
     parser.add_argument("--driver", choices=("qemu", "instant"), default=None)
     arguments = parser.parse_args(argv)
+    os.umask(0o077)
     logs.set_up("host")
     state = State(arguments.state or default_state())
     try:
-        url = arguments.url or state.url()
+        url = arguments.url or os.environ.get("UNSTUCK_URL") or state.url()
         driver = arguments.driver or state.read().driver
         lock = FileLock(state.host_lock)
         lock.acquire(take_over=True)
     except (StateError, Held) as error:
-        log.error("host agent cannot start", reason=str(error))
-        return EXIT_STATE
+        return _refuse(str(error))
     except FileNotFoundError:
-        log.error("host agent cannot start", reason=f"{state.host} is missing; `unstuck up` makes it")
-        return EXIT_STATE
+        return _refuse(f"{state.host} is missing; `unstuck up` makes it")
+    except PermissionError as error:
+        return _refuse(f"{error.filename} may not be opened by this user")
     try:
         # Not uvloop: it breaks on a helper that ends before it has read its input.
         return asyncio.run(run(state, url, driver))
     except StateError as error:
-        log.error("host agent cannot start", reason=str(error))
-        return EXIT_STATE
+        return _refuse(str(error))
     finally:
         lock.release()
+
+
+def _refuse(reason: str) -> int:
+    logs.refuse("host", "host agent cannot start", reason)
+    return EXIT_STATE
 
 
 if __name__ == "__main__":

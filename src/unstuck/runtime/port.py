@@ -116,15 +116,15 @@ class AsyncPort:
         error = task.exception()
         if error is None:
             return
-        for kind, code in self._exits.items():
-            if isinstance(error, kind):
-                log.error("process ends", task=task.get_name(), reason=str(error), exit_code=code)
-                self.end(code)
-                return
+        code = next((code for kind, code in self._exits.items() if isinstance(error, kind)), EXIT_BUG)
+        # First the end, then the words: a log that raised here once left half a process running.
+        self.end(code)
+        if code != EXIT_BUG:
+            log.error("process ends", task=task.get_name(), reason=str(error), exit_code=code)
+            return
         # As text: a renderer that shows local variables would show secrets.
         trace = "".join(traceback.format_exception(error))
         log.error("process ends: a bug", task=task.get_name(), traceback=trace, exit_code=EXIT_BUG)
-        self.end(EXIT_BUG)
 
     async def _stop_tasks(self) -> None:
         """Cancel everything: helpers die with their tasks, guests do not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -52,10 +55,15 @@ def lives(process: ProcessId) -> bool:
 
 @contextlib.contextmanager
 def handle(process: ProcessId) -> Iterator[int | None]:
-    """A descriptor that cannot come to mean another process; None when it does not live any more."""
+    """A descriptor that cannot come to mean another process; None when it does not live any more.
+
+    Raises :class:`OSError` where no descriptor can be had: that says nothing about the process (law 4).
+    """
     try:
         descriptor = os.pidfd_open(process.pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in _SHORT:
+            raise
         yield None
         return
     try:

@@ -2,7 +2,7 @@
 
 ::
 
-    state.json        format and port, written once
+    state.json        format, port, driver, first network
     secrets/          passwords of the first users, one file each, readable by the owner only
     store.db          the embedded store
     host/             the host agent's own folder: host.json, secret, images, servers
@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import secrets
 import socket
 import uuid
@@ -25,7 +27,10 @@ from unstuck.runtime.files import private_folder, write_once, write_whole
 
 FORMAT = 1
 PREFERRED_PORT = 8780
+DEFAULT_NETWORK = "10.77.0.0/24"
 USERS = ("admin", "demo")
+_OURS = frozenset({"tiny", "secrets", "host", "run", "logs", "local-host.json"})
+"""What lies in a folder before it is a cloud: an image that was built, and what a killed start left."""
 
 
 class StateError(Exception):
@@ -37,6 +42,8 @@ class StateFile(msgspec.Struct, frozen=True):
     port: int
     address: str = "127.0.0.1"
     driver: str = "qemu"
+    network: str = DEFAULT_NETWORK
+    """Addresses of the first network; chosen once."""
 
 
 class HostFile(msgspec.Struct, frozen=True):
@@ -96,6 +103,8 @@ class State:
             found = msgspec.json.decode(self.file.read_bytes(), type=StateFile)
         except FileNotFoundError:
             raise StateError(f"There is no cloud in {self.root} yet; `unstuck up` makes one.") from None
+        except PermissionError:
+            raise StateError(not_allowed(self.file)) from None
         except (OSError, msgspec.DecodeError) as error:
             raise StateError(f"{self.file} cannot be read: {error}") from error
         if found.format != FORMAT:
@@ -115,7 +124,7 @@ class State:
         except FileNotFoundError:
             raise StateError(f"{self.secrets} holds no password of {user}: run `unstuck up` once.") from None
         except PermissionError:
-            raise StateError(f"{self.secrets} may only be read by its owner; become that user.") from None
+            raise StateError(not_allowed(self.secrets)) from None
 
     def metrics_token(self) -> str | None:
         """What lets other machines read the metrics; None in a folder that has none."""
@@ -125,37 +134,98 @@ class State:
             return None
 
 
-def prepare(root: Path, *, port: int | None = None, driver: str | None = None) -> State:
+def prepare(
+    root: Path, *, port: int | None = None, driver: str | None = None, network: str | None = None
+) -> State:
     """Make the state folder complete; whatever is there already stays as it is.
 
-    ``port`` and ``driver`` change what is stored. Each step is whole or not done, so that a prepare that
-    was killed is simply done again.
+    ``port``, ``driver`` and ``network`` change what is stored: only while nothing runs there. Each step is
+    whole or not done, so that a prepare that was killed is simply done again.
     """
     state = State(root)
+    prepare_folder(state)
     try:
-        for folder in (state.root, state.secrets, state.host, state.run, state.logs):
-            private_folder(folder)
+        for folder in (state.secrets, state.host, state.run, state.logs):
+            private_folder(folder).chmod(0o700)
         for user in USERS:
             write_once(state.secrets / f"{user}-password", secrets.token_urlsafe(18).encode())
         write_once(state.secrets / "metrics-token", secrets.token_urlsafe(24).encode())
         _prepare_host(state)
-        _prepare_file(state, port, driver)
-    except PermissionError as error:
-        raise StateError(
-            f"{error.filename or root} may not be written by this user: choose another folder with --state."
-        ) from error
+        _prepare_file(state, port, driver, network)
     except OSError as error:
-        raise StateError(f"The state folder {root} cannot be used: {error.strerror or error}.") from error
+        raise _unusable(root, error) from error
     return state
 
 
-def _prepare_file(state: State, port: int | None, driver: str | None) -> None:
+def prepare_folder(state: State) -> None:
+    """Make the folder itself, and close it. Raises :class:`StateError`."""
+    try:
+        private_folder(state.root)
+        _close(state)
+    except OSError as error:
+        raise _unusable(state.root, error) from error
+
+
+def _unusable(root: Path, error: OSError) -> StateError:
+    if isinstance(error, PermissionError):
+        return StateError(
+            f"{error.filename or root} may not be written by this user: choose another folder with --state."
+        )
+    return StateError(f"The state folder {root} cannot be used: {error.strerror or error}.")
+
+
+def _close(state: State) -> None:
+    """Nobody but its owner may enter: names, addresses and every disk lie in it.
+
+    A folder with other things in it is not closed, but refused: it may be somebody's home, or ``/tmp``.
+    """
+    info = state.root.stat()
+    if info.st_uid != os.geteuid():
+        raise StateError(
+            f"{state.root} belongs to {owner(info.st_uid)}: run as that user, or choose another folder with "
+            "--state."
+        )
+    if not info.st_mode & 0o077:
+        return
+    if not state.prepared() and {path.name for path in state.root.iterdir()} - _OURS:
+        raise StateError(
+            f"{state.root} may be entered by others and holds other things: choose a new or empty folder "
+            "with --state."
+        )
+    state.root.chmod(0o700)
+
+
+def not_allowed(path: Path) -> str:
+    """What to say when a file is somebody else's."""
+    whose = "somebody else"
+    for place in [path, *path.parents]:  # what lies in a closed folder cannot be asked
+        with contextlib.suppress(OSError):
+            whose = owner(place.stat().st_uid)
+            break
+    return (
+        f"{path} may only be opened by its owner, {whose}: run as that user, or name your own with --state."
+    )
+
+
+def owner(uid: int) -> str:
+    """A user's name, or number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _prepare_file(state: State, port: int | None, driver: str | None, network: str | None) -> None:
     if not state.prepared():
-        found = StateFile(FORMAT, port or free_port(), driver=driver or "qemu")
+        found = StateFile(
+            FORMAT, port or free_port(), driver=driver or "qemu", network=network or DEFAULT_NETWORK
+        )
         write_whole(state.file, msgspec.json.encode(found))
         return
     old = state.read()
-    new = msgspec.structs.replace(old, port=port or old.port, driver=driver or old.driver)
+    new = msgspec.structs.replace(
+        old, port=port or old.port, driver=driver or old.driver, network=network or old.network
+    )
     if new != old:
         write_whole(state.file, msgspec.json.encode(new))
 

@@ -121,6 +121,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     _quiet()
     if options.mode == "replay":
+        try:
+            parse_case(options.name)
+        except ValueError as error:
+            parser.error(f"{error}; it is a seed (a number), or scenario:effect:fault as a report names it")
         return 1 if replay(options.name).violations else 0
     cases: Any = exhaustive_cases(SCENARIOS)
     if options.mode == "random":

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.agents import Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
 from unstuck.core.server.control import STALL
 from unstuck.core.server.data import (
     Fence,
+    Flavor,
     Observation,
     Off,
     OperationKind,
@@ -24,6 +25,7 @@ from unstuck.core.server.data import (
     Unclear,
     Want,
 )
+from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
@@ -35,6 +37,7 @@ from unstuck.store.servers import LEASE, finish_delete_locked
 HEARTBEAT = 5.0
 
 _spec = msgspec.json.Decoder(Spec)
+_NO_SPEC = Spec("", "", "", "", Flavor(0, 0, 0), ())
 
 
 class Superseded(Exception):
@@ -70,6 +73,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             ram_mb=0,
             disk_gb=0,
             facts="{}",
+            no_networks="",
             unknown="[]",
             version=0,
             incarnation=0,
@@ -105,6 +109,7 @@ _REGISTER = Prepared(
     .where(hosts.c.id == sa.bindparam("host"))
     .values(
         facts=sa.bindparam("facts_now"),
+        no_networks=sa.bindparam("why_no_networks"),
         vcpus=sa.bindparam("cpus"),
         ram_mb=sa.bindparam("memory"),
         disk_gb=sa.bindparam("disk"),
@@ -136,6 +141,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             tx,
             host=host_id,
             facts_now=msgspec.json.encode(ask.facts).decode(),
+            why_no_networks=ask.facts.no_networks,
             cpus=ask.facts.vcpus,
             memory=ask.facts.ram_mb,
             disk=ask.facts.disk_gb,
@@ -144,7 +150,9 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
             number=number,
             start=ask.start,
         )
-    return Registered(number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx))
+    return Registered(
+        number, granted=granted, heartbeat=HEARTBEAT, lease=LEASE, terms=terms(tx), protocol=PROTOCOL
+    )
 
 
 _BEAT = Prepared(
@@ -181,10 +189,16 @@ def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
 
 
 _INCARNATION = Prepared(sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")))
+_HOLD_INCARNATION = Prepared(
+    sa.select(hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host")).with_for_update(read=True)
+)
 
 
-def _check_incarnation(tx: Tx, host_id: str, incarnation: int) -> None:
-    current = _INCARNATION.scalar(tx, host=host_id)
+def _check_incarnation(tx: Tx, host_id: str, incarnation: int, *, hold: bool = False) -> None:
+    """``hold``: no other incarnation registers before this transaction ends. Without it a claim and a
+    registration at once left a lease to an agent that was superseded (a barrier test on PostgreSQL)."""
+    query = _HOLD_INCARNATION if hold else _INCARNATION
+    current = query.scalar(tx, host=host_id)
     if current is None:
         raise UnknownHost(host_id)
     if current != incarnation:
@@ -282,7 +296,7 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
     return World(
         version=version,
         ids=tuple(_IDS.scalars(tx, host=host_id)),
-        wants=tuple(_want(row, tx.now.lease) for row in rows),
+        wants=tuple(want for row in rows if (want := _want(tx, row)) is not None),
         asks=tuple(
             Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
             for q in questions
@@ -291,8 +305,16 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
     )
 
 
-def _want(row: Any, lease: float) -> Want:
-    patience = 0.0
+def _want(tx: Tx, row: Any) -> Want | None:
+    """What is wanted of one server. None: its spec cannot be read, so its host goes on with what it knows.
+
+    To stop or to remove it needs no spec, so that these always get through.
+    """
+    lease, patience = tx.now.lease, 0.0
+    gone = row.deleted or row.state == "tombstone"
+    spec = readable.read(_spec, row.spec, _NO_SPEC)
+    if spec is _NO_SPEC and not gone and row.power != Power.OFF:
+        return None
     if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
         patience = max(row.deadline - lease, 0.0)
     return Want(
@@ -305,15 +327,15 @@ def _want(row: Any, lease: float) -> Want:
         edge=row.edge,
         soft=row.edge_soft,
         patience=patience,
-        gone=row.deleted or row.state == "tombstone",
+        gone=gone,
         disk_recorded=row.disk_id is not None,
-        spec=_spec.decode(row.spec),
+        spec=spec,
     )
 
 
 def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
-    _check_incarnation(tx, host_id, ask.incarnation)
+    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
     state = _placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
@@ -338,7 +360,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     seen = ask.observation
     if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
         lock_host(tx, host_id)  # these two decide on more than the server's own row
-    _check_incarnation(tx, host_id, ask.incarnation)
+    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
     if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
             _clear_tombstone(tx, host_id, ask)

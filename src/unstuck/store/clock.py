@@ -76,6 +76,13 @@ def tick(tx: Tx, *, lease_seconds: float) -> bool:
     return bool(sweep_after <= lease)
 
 
+def since_tick(tx: Tx) -> float:
+    """Seconds of wall time since any control plane advanced the clock; while it stands, no deadline comes."""
+    row = _READ.first(tx)
+    assert row is not None
+    return float(max(tx.wall() - row.wall, 0.0))
+
+
 def generation(tx: Tx) -> tuple[int, str, int]:
     """The store's generation (a counter that rises when a copy was put back, a random id) and its tick."""
     row = _READ.first(tx)

@@ -34,13 +34,28 @@ class StoreUnavailable(Exception):
     """The database did not answer; whether the transaction was committed is unknown."""
 
 
-class Store:
-    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``."""
+class StoreDamaged(StoreUnavailable):
+    """The file is not a database, or not a whole one; waiting cannot help."""
 
-    def __init__(self, url: str, *, wall: Callable[[], float] | None = None) -> None:
+
+class Store:
+    """A database. ``url`` is ``sqlite:///path``, ``sqlite://`` (memory) or ``postgresql+psycopg://…``.
+
+    ``barrier`` is called with ``commit.<function>`` when all is written and nothing committed, and with
+    ``commit.<function>+`` once it is committed and nobody knows yet, so that a kill can be aimed at both.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wall: Callable[[], float] | None = None,
+        barrier: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.sqlite = url.startswith("sqlite")
         self.memory = url == "sqlite://"
         self._wall = wall or (time.time if self.sqlite else None)
+        self._barrier = barrier
         if self.memory:
             self.engine = sa.create_engine(
                 url, module=pysqlite3, poolclass=StaticPool,
@@ -53,9 +68,13 @@ class Store:
             )  # fmt: skip
         else:
             self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
-        self._outages: tuple[type[Exception], ...] = (
+        self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError,
             self.engine.dialect.loaded_dbapi.OperationalError,
+        )
+        self.errors: tuple[type[Exception], ...] = (
+            sa.exc.DatabaseError,
+            self.engine.dialect.loaded_dbapi.DatabaseError,
         )
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
@@ -66,6 +85,16 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+
+    def told(self, error: Exception) -> Exception:
+        """What one of ``errors`` means: :class:`StoreUnavailable` if the database is to blame, or itself."""
+        cause = getattr(error, "orig", error)
+        # SQLite has no class of its own for it: not one of the subclasses is what tells damage.
+        if self.sqlite and type(cause) is self.engine.dialect.loaded_dbapi.DatabaseError:
+            return StoreDamaged(
+                f"The store {self.engine.url.database} is damaged ({cause}): put back a copy of it"
+            )
+        return StoreUnavailable(str(cause)) if isinstance(error, self.outages) else error
 
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
@@ -85,12 +114,19 @@ class Store:
         for attempt in range(RETRIES):
             try:
                 with self.engine.begin() as conn:
-                    return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-            except self._outages as error:
+                    answer = tx(Tx(conn, self._wall, read_now), *args, **kwargs)
+                    self._barrier(f"commit.{tx.__name__}")
+                self._barrier(f"commit.{tx.__name__}+")
+                return answer
+            except self.errors as error:
                 cause = getattr(error, "orig", error)
-                if getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
+                outage = isinstance(error, self.outages)
+                if outage and getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
                     continue
-                raise StoreUnavailable(str(cause)) from error
+                told = self.told(error)
+                if told is error:
+                    raise
+                raise told from error
         raise AssertionError("unreachable")
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -98,8 +134,11 @@ class Store:
         try:
             with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                 return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-        except self._outages as error:
-            raise StoreUnavailable(str(getattr(error, "orig", error))) from error
+        except self.errors as error:
+            told = self.told(error)
+            if told is error:
+                raise
+            raise told from error
 
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, NotFound
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import flavor_access, flavors
@@ -52,7 +53,7 @@ _ONE = Prepared(sa.select(flavors).where(flavors.c.id == sa.bindparam("flavor"))
 
 
 def _row(values: Mapping[Any, Any]) -> FlavorRow:
-    return FlavorRow(**{**values, "extra_specs": _specs.decode(values["extra_specs"])})
+    return FlavorRow(**{**values, "extra_specs": readable.read(_specs, values["extra_specs"], {})})
 
 
 def _visible(project_id: str | None) -> sa.ColumnElement[bool]:
@@ -116,7 +117,7 @@ def merge_specs(tx: Tx, flavor_id: str, changes: dict[str, str | None]) -> dict[
     text = tx.execute(query).scalar_one_or_none()
     if text is None:
         raise NotFound(f"Flavor {flavor_id} could not be found.")
-    specs = _specs.decode(text)
+    specs = readable.read(_specs, text, {})
     for key, value in changes.items():
         if value is not None:
             specs[key] = value

@@ -11,6 +11,7 @@ from unstuck.core.agents import HostFacts
 from unstuck.core.errors import NotFound
 from unstuck.core.server.control import AWAY
 from unstuck.core.time import Now
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts, placements, servers
 
@@ -53,7 +54,7 @@ class Hosts(msgspec.Struct, frozen=True):
     now: Now
 
 
-_facts = msgspec.json.Decoder(HostFacts)
+_facts: msgspec.json.Decoder[HostFacts | None] = msgspec.json.Decoder(HostFacts)
 _unknown = msgspec.json.Decoder(tuple[str, ...])
 _COLUMNS = sa.select(
     hosts.c.id, hosts.c.hostname, hosts.c.enabled, hosts.c.disabled_reason, hosts.c.vcpus, hosts.c.ram_mb,
@@ -92,8 +93,8 @@ def list_hosts(tx: Tx) -> Hosts:
 def _host(row: Any, used: dict[str, Any], guests: tuple[Guest, ...]) -> HostRow:
     values = dict(row._mapping)
     # A host that was let in and never registered has said nothing of itself.
-    values["facts"] = _facts.decode(row.facts) if row.incarnation > 0 else None
-    values["unknown"] = _unknown.decode(row.unknown)
+    values["facts"] = readable.read(_facts, row.facts, None) if row.incarnation > 0 else None
+    values["unknown"] = readable.read(_unknown, row.unknown, ())
     return HostRow(**values, **used, guests=guests)
 
 

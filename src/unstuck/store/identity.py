@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, NotFound
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.schema.identity import identity_state, projects, role_assignments, roles, users
 
@@ -53,11 +54,14 @@ class Bootstrapped(msgspec.Struct, frozen=True, kw_only=True):
     users: dict[str, str]
 
 
+_extra = msgspec.json.Decoder(dict[str, Any])
+
+
 def project_from(row: Any) -> Project:
     """The project in a row of the projects table."""
     return Project(
         id=row.id, name=row.name, description=row.description, enabled=row.enabled,
-        extra=msgspec.json.decode(row.extra),
+        extra=readable.read(_extra, row.extra, {}),
     )  # fmt: skip
 
 
@@ -65,7 +69,7 @@ def user_from(row: Any) -> User:
     """The user in a row of the users table."""
     return User(
         id=row.id, name=row.name, password_hash=row.password_hash, enabled=row.enabled, epoch=row.epoch,
-        default_project_id=row.default_project_id, extra=msgspec.json.decode(row.extra),
+        default_project_id=row.default_project_id, extra=readable.read(_extra, row.extra, {}),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, NotFound, Unauthenticated
 from unstuck.core.roles import implied
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.identity import (
     Project,
@@ -134,9 +135,12 @@ def revoke_token(tx: Tx, audit_id: str, expires_at: float) -> None:
         changed(tx)
 
 
+_role_ids = msgspec.json.Decoder(tuple[str, ...])
+
+
 def _credential(row: Any) -> AppCredential:
     values = dict(row._mapping)
-    values["role_ids"] = msgspec.json.decode(row.role_ids)
+    values["role_ids"] = readable.read(_role_ids, row.role_ids, ())  # unreadable: no role at all
     return AppCredential(**values)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Conflict, Forbidden, NotFound, TooLarge
+from unstuck.core.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
 from unstuck.core.image import BootImage, Data, Image, for_boot, status, uploading, visible_to
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.images import image_members, images
@@ -25,6 +26,11 @@ _MEMBER = Prepared(
 _ONE, _ONE_LOCKED = Prepared(_LIVE), Prepared(_LIVE.with_for_update())
 
 
+_tags = msgspec.json.Decoder(tuple[str, ...])
+_properties = msgspec.json.Decoder(dict[str, str])
+_UNREADABLE: dict[str, str] = {}
+
+
 def _image(row: Any) -> Image:
     data = None
     if row.data_name is not None:
@@ -37,7 +43,8 @@ def _image(row: Any) -> Image:
         visibility=row.visibility, protected=row.protected, os_hidden=row.os_hidden,
         disk_format=row.disk_format, container_format=row.container_format,
         min_disk=row.min_disk, min_ram=row.min_ram,
-        tags=tuple(msgspec.json.decode(row.tags)), properties=msgspec.json.decode(row.properties),
+        tags=readable.read(_tags, row.tags, ()),
+        properties=readable.read(_properties, row.properties, _UNREADABLE),
         data=data, upload_nonce=row.upload_nonce, upload_until=row.upload_until,
         deactivated=row.deactivated, deleted_wall=row.deleted_wall,
     )  # fmt: skip
@@ -256,4 +263,7 @@ def nonces_in_use(tx: Tx, image_ids: Sequence[str]) -> dict[str, str | None]:
 
 def image_for_boot(tx: Tx, image_id: str, project_id: str | None, *, admin: bool = False) -> BootImage:
     """The image in the form the compute API uses; 404 when the project may not see it."""
-    return for_boot(get_image(tx, image_id, project_id=project_id, admin=admin), tx.now.lease)
+    image = get_image(tx, image_id, project_id=project_id, admin=admin)
+    if image.properties is _UNREADABLE:  # among them may be the kernel that it boots with
+        raise Invalid(f"Image {image_id}: the store cannot read its properties; upload it again.")
+    return for_boot(image, tx.now.lease)

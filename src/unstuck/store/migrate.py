@@ -5,16 +5,20 @@ The fast path reads one row and imports nothing of Alembic: a control plane is u
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from unstuck.store.engine import Store
+from unstuck.store.engine import Store, StoreUnavailable
 
 HEAD: Final = "0001"
 """The newest revision in ``migrations/versions``; a test holds the two together."""
 
+_SETUP_LOCK: Final = 0x756E737475636B
+"""The name of the advisory lock on PostgreSQL."""
 _VARIABLE: Final = "UNSTUCK_STORE"
 FOLDER: Final = Path(__file__).parent / "migrations"
 
@@ -24,11 +28,14 @@ class SchemaError(Exception):
 
 
 def schema_version(store: Store) -> str | None:
-    """The revision that the database is at; None for an empty one."""
-    with store.engine.connect() as connection:
-        if not sa.inspect(connection).has_table("alembic_version"):
-            return None
-        return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    """The revision that the database is at; None for an empty one. Raises :class:`StoreUnavailable`."""
+    try:
+        with store.engine.connect() as connection:
+            if not sa.inspect(connection).has_table("alembic_version"):
+                return None
+            return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    except store.errors as error:
+        raise store.told(error) from error
 
 
 def ensure_schema(store: Store) -> bool:
@@ -64,6 +71,29 @@ def ensure_schema_apart(store: Store, url: str) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise SchemaError(said[-1] if said else f"the migration ended with {done.returncode}")
+
+
+@contextlib.contextmanager
+def alone(store: Store) -> Iterator[None]:
+    """Keep other control planes from making the store complete at the same time; they wait for a minute.
+
+    Two replicas started at once on an empty PostgreSQL made the same tables and the same users. SQLite has
+    one control plane anyway. Raises :class:`StoreUnavailable` when the other one does not come to an end.
+    """
+    if store.sqlite:
+        yield
+        return
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        try:
+            connection.exec_driver_sql("SET lock_timeout = '60s'")
+            connection.exec_driver_sql(f"SELECT pg_advisory_lock({_SETUP_LOCK})")
+        except store.outages as error:
+            cause = getattr(error, "orig", error)
+            raise StoreUnavailable(f"another control plane is setting up the store: {cause}") from error
+        try:
+            yield
+        finally:
+            connection.invalidate()  # the lock ends with its session, whatever state that is in
 
 
 def configuration(connection: sa.Connection) -> Any:

@@ -6,6 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.time import Now
+from unstuck.store.clock import since_tick
 from unstuck.store.engine import Tx
 from unstuck.store.host_lists import HostRow, list_hosts
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, operations, placements, servers
@@ -27,6 +28,7 @@ class Overview(msgspec.Struct, frozen=True):
     tombstones: int
     hosts: tuple[HostRow, ...]
     now: Now
+    clock_age: float
 
 
 def overview(tx: Tx) -> Overview:
@@ -37,7 +39,7 @@ def overview(tx: Tx) -> Overview:
         "operation": _unsettled(tx, now, operations, OPEN, operations.c.deadline),
     }
     tombstones = tx.execute(sa.select(sa.func.count()).select_from(placements).where(TOMBSTONE)).scalar_one()
-    return Overview(found, tombstones, list_hosts(tx).rows, now)
+    return Overview(found, tombstones, list_hosts(tx).rows, now, since_tick(tx))
 
 
 def _unsettled(

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Forbidden, Invalid
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import quota_defaults, quotas, servers
@@ -42,6 +43,7 @@ class _Size(msgspec.Struct, frozen=True):
 
 
 _size = msgspec.json.Decoder(_Size)
+_NOTHING = _Size(0, 0)
 # Grouped, so that there is a row per flavor and not per server; JSON is read here, not in two dialects.
 _USED = Prepared(
     sa.select(servers.c.flavor, sa.func.count().label("instances"))
@@ -79,7 +81,7 @@ def usage(tx: Tx, project_id: str) -> Usage:
     """What a project's servers take up (removed ones do not count)."""
     instances = cores = ram = 0
     for row in _USED.all(tx, project=project_id):
-        size = _size.decode(row.flavor)
+        size = readable.read(_size, row.flavor, _NOTHING)
         instances += row.instances
         cores += row.instances * size.vcpus
         ram += row.instances * size.ram

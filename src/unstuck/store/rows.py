@@ -30,6 +30,7 @@ from unstuck.core.server.data import (
     Server,
 )
 from unstuck.core.time import Now
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, placements, servers
@@ -148,6 +149,7 @@ def loaded_from(row: Any) -> Loaded:
             since=row.since,
             deadline=row.deadline,
         )
+    seen, failure, spoiled = _facts(row)
     server = Server(
         id=row.id,
         created=row.created,
@@ -158,16 +160,31 @@ def loaded_from(row: Any) -> Loaded:
         removed=row.removed,
         place=place,
         host=host,
-        seen=None if row.seen is None else _observation.decode(row.seen),
+        seen=seen,
         seen_at=row.seen_at,
         disk_recorded=row.disk_id is not None,
         launched_wall=row.launched_wall,
         lease_incarnation=row.lease_incarnation,
         work_deadline=row.work_deadline,
         operation=operation,
-        failure=None if row.failure is None else _failure.decode(row.failure),
+        failure=failure,
+        unreadable=spoiled,
     )
     return Loaded(server, row.settled, row.next_look)
+
+
+def _facts(row: Any) -> tuple[Observation | None, Failure | None, tuple[str, ...]]:
+    """What was seen, why it failed, and which of the two cannot be read: that spoils no other row."""
+    try:
+        seen = None if row.seen is None else _observation.decode(row.seen)
+        failure = None if row.failure is None else _failure.decode(row.failure)
+    except msgspec.DecodeError:
+        seen = None if row.seen is None else readable.read(_observation, row.seen, readable.UNSEEN)
+        lost = readable.lost_failure(row.created)
+        failure = None if row.failure is None else readable.read(_failure, row.failure, lost)
+        bad = (("seen", seen is readable.UNSEEN), ("failure", failure is lost))
+        return seen, failure, tuple(name for name, is_bad in bad if is_bad)
+    return seen, failure, ()
 
 
 def lock_host(tx: Tx, host_id: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.errors import Invalid, NotFound
+from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.core.image import BootImage as Bootable
 from unstuck.core.server.data import BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
@@ -68,6 +68,8 @@ def create_servers(tx: Tx, asked: Asked, ids: Sequence[str], caller: Caller, *, 
     images = _images(tx, asked.image_id, flavor, caller.project_id, admin=admin)
     keys = _keys(tx, asked.key_name, caller.user_id)
     _check_host(tx, asked.host)
+    if asked.nics:
+        _check_networks(tx, asked.host)
     count = quotas.grant(
         tx, caller.project_id, least=asked.least, most=asked.most, vcpus=flavor.vcpus, ram_mb=flavor.ram_mb
     )
@@ -213,6 +215,22 @@ def _check_host(tx: Tx, hostname: str | None) -> None:
         return
     if tx.execute(sa.select(hosts.c.id).where(hosts.c.hostname == hostname)).first() is None:
         raise Invalid(f"Compute host {hostname} could not be found.")
+
+
+def _check_networks(tx: Tx, hostname: str | None) -> None:
+    """A server that no host could ever connect is refused now, not left waiting.
+
+    A host that has not registered yet may well be able to; with no host at all, one may come.
+    """
+    query = sa.select(hosts.c.hostname, hosts.c.no_networks).where(hosts.c.enabled)
+    if hostname is not None:
+        query = query.where(hosts.c.hostname == hostname)
+    found = tx.execute(query.order_by(hosts.c.hostname)).all()
+    if found and all(host.no_networks for host in found):
+        raise Conflict(
+            f"networks: no host can connect a server now ({found[0].hostname}: {found[0].no_networks}); "
+            "a server without a network can be created: --no-network, or 'networks': 'none'."
+        )
 
 
 def _nic(tx: Tx, wanted: WantedNic, port_id: str, server_id: str, project_id: str) -> Nic:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict
 from unstuck.core.server.data import Spec
-from unstuck.store import quotas
+from unstuck.store import quotas, readable
 from unstuck.store import servers as actions
 from unstuck.store.asks import ask_host
 from unstuck.store.engine import Tx
@@ -20,7 +20,7 @@ from unstuck.store.server_lists import Shown, check_owner, find_server, show_ser
 from unstuck.store.servers import Caller
 
 MAX_TAGS = 50
-_spec = msgspec.json.Decoder(Spec)
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _meta = msgspec.json.Decoder(dict[str, str])
 _LOCK = Prepared(sa.select(servers.c.spec).where(servers.c.id == sa.bindparam("server")).with_for_update())
 
@@ -31,7 +31,10 @@ def update_server(
     """Change what describes a server. ``values`` are columns."""
     check_owner(tx, server_id, project_id)
     if hostname is not None:
-        made_of = msgspec.structs.replace(_spec.decode(_LOCK.scalar(tx, server=server_id)), hostname=hostname)
+        spec = readable.read(_spec, _LOCK.scalar(tx, server=server_id), None)
+        if spec is None:
+            raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
+        made_of = msgspec.structs.replace(spec, hostname=hostname)
         values = {**values, "spec": msgspec.json.encode(made_of).decode()}
     if values:  # a request that names nothing is answered, and changes nothing
         _write(tx, server_id, values)

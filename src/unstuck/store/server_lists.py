@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -53,6 +54,14 @@ class SpecPart(msgspec.Struct, frozen=True):
 
     def image(self, role: ImageRole) -> str:
         return next((image.id for image in self.images if image.role is role), "")
+
+
+class FlavorPart(msgspec.Struct, frozen=True):
+    """What must be there of a flavor for it to be shown."""
+
+    vcpus: int
+    ram: int
+    disk: int
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -108,6 +117,12 @@ class Shown(msgspec.Struct, frozen=True):
 
 _spec = msgspec.json.Decoder(SpecPart)
 _tags = msgspec.json.Decoder(tuple[str, ...])
+_meta = msgspec.json.Decoder(dict[str, str])
+_flavor = msgspec.json.Decoder(FlavorPart)
+_NO_FLAVOR = (
+    '{"vcpus":0,"ram":0,"disk":0,"ephemeral":0,"swap":0,"original_name":"unreadable","extra_specs":{}}'
+)
+"""For a server whose flavor cannot be read: clients need the keys, and nothing is known."""
 _PORTS = (
     sa.select(ports.c.server_id, networks.c.name, ports.c.address, ports.c.mac)
     .join(networks, networks.c.id == ports.c.network_id)
@@ -135,22 +150,46 @@ def addresses_of(tx: Tx, server_ids: list[str]) -> dict[str, tuple[Address, ...]
     return {key: tuple(values) for key, values in found.items()}
 
 
+def _salvage(row: Any) -> tuple[SpecPart, tuple[str, ...], str, str, tuple[str, ...]]:
+    """Spec, tags, flavor and metadata of a row of which not all can be read, and which that are."""
+    kept: dict[str, Any] = {}
+    for column, decoder in (("spec", _spec), ("tags", _tags), ("flavor", _flavor), ("meta", _meta)):
+        with contextlib.suppress(msgspec.DecodeError):
+            kept[column] = decoder.decode(row._asdict()[column])
+    return (
+        kept.get("spec", SpecPart("")),
+        kept.get("tags", ()),
+        row.flavor if "flavor" in kept else _NO_FLAVOR,
+        row.meta if "meta" in kept else "{}",
+        tuple(column for column in ("spec", "tags", "flavor", "meta") if column not in kept),
+    )
+
+
 def item_from(row: Any, addresses: tuple[Address, ...]) -> ServerItem:
     """One item from a row of :data:`COLUMNS`."""
+    facts = loaded_from(row).server
+    try:
+        spec, tags = _spec.decode(row.spec), _tags.decode(row.tags)
+        _flavor.decode(row.flavor)  # both go into answers as they are: one that is no JSON would spoil all
+        _meta.decode(row.meta)
+        flavor, meta = row.flavor, row.meta
+    except msgspec.DecodeError:
+        spec, tags, flavor, meta, bad = _salvage(row)
+        facts = msgspec.structs.replace(facts, unreadable=(*facts.unreadable, *bad))
     return ServerItem(
-        facts=loaded_from(row).server,
+        facts=facts,
         addresses=addresses,
-        spec=_spec.decode(row.spec),
+        spec=spec,
         project_id=row.project_id,
         user_id=row.user_id,
         name=row.name,
         description=row.description,
         image_id=row.image_id,
         flavor_id=row.flavor_id,
-        flavor=row.flavor,
+        flavor=flavor,
         key_name=row.key_name,
-        meta=row.meta,
-        tags=_tags.decode(row.tags),
+        meta=meta,
+        tags=tags,
         requested_zone=row.requested_zone,
         config_drive=row.config_drive,
         disk_config=row.disk_config,

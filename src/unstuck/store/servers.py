@@ -59,7 +59,13 @@ _DUE = Prepared(
     .limit(sa.bindparam("most"))
 )
 _TO_PLACE = Prepared(
-    sa.select(servers.c.spec, servers.c.epoch, servers.c.deleted, servers.c.failure)
+    sa.select(
+        servers.c.spec,
+        servers.c.epoch,
+        servers.c.deleted,
+        servers.c.failure,
+        sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
+    )
     .where(servers.c.id == sa.bindparam("server"))
     .with_for_update()
 )
@@ -74,7 +80,7 @@ _USED = Prepared(
     ).where(placements.c.host_id == sa.bindparam("host"))
 )
 _CAPACITY = Prepared(
-    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled).where(
+    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled, hosts.c.no_networks).where(
         hosts.c.id == sa.bindparam("host")
     )
 )
@@ -83,9 +89,14 @@ _ram = (
     .group_by(placements.c.host_id)
     .subquery()
 )
-_ZONE = Prepared(sa.select(servers.c.requested_zone).where(servers.c.id == sa.bindparam("server")))
+_NEEDS = Prepared(
+    sa.select(
+        servers.c.requested_zone,
+        sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
+    ).where(servers.c.id == sa.bindparam("server"))
+)
 _HOSTS_BY_ROOM = Prepared(
-    sa.select(hosts.c.id, hosts.c.hostname)
+    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
     .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
     .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > sa.bindparam("heard_since"))
     .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
@@ -352,9 +363,13 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     if loaded.server.place is not None or loaded.server.deleted:
         return ServerFacts(loaded.server, (), tx.now)
     # An administrator may have chosen the host: "zone:host".
-    chosen = (_ZONE.scalar(tx, server=server_id) or "").partition(":")[2]
+    needs = _NEEDS.first(tx, server=server_id)
+    assert needs is not None
+    chosen = (needs.requested_zone or "").partition(":")[2]
     free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE)
-    fitting = tuple(host.id for host in free if chosen in ("", host.hostname))
+    fitting = tuple(
+        host.id for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
+    )
     return ServerFacts(loaded.server, fitting, tx.now)
 
 
@@ -367,8 +382,14 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     loaded = load_server(tx, server_id)
     if loaded is None or loaded.server.place is not None:
         return False
-    flavor = msgspec.json.decode(row.spec, type=Spec).flavor
-    if not _has_room(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb):
+    try:
+        flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+    except msgspec.DecodeError:
+        remedy = "delete the server and create it again; or put its spec back from a backup of the store"
+        reason = "what the server is to be made of cannot be read in the store"
+        fail_server(tx, server_id, "record-unreadable", reason, remedy)
+        return True  # decided: another host could not read it either
+    if not _can_take(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb, network=row.network):
         return False
     _INSERT_PLACEMENT.run(
         tx,
@@ -393,12 +414,12 @@ VCPU_OVERCOMMIT = 16
 """Virtual CPUs that one CPU of a host may carry (the compute service's customary ratio)."""
 
 
-def _has_room(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int) -> bool:
+def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, network: bool) -> bool:
     """Capacity in use is derived from placements: there is no counter that can leak."""
     used = _USED.first(tx, host=host_id)
     host = _CAPACITY.first(tx, host=host_id)
     assert used is not None
-    if host is None or not host.enabled:
+    if host is None or not host.enabled or (network and host.no_networks):
         return False
     return bool(
         used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT
@@ -431,7 +452,14 @@ def fail_server(tx: Tx, server_id: str, code: str, reason: str, remedy: str) -> 
 
 
 def review_server(tx: Tx, server_id: str) -> None:
-    """Judge a due server again: the facts may have aged, and its next look must lie ahead."""
+    """Judge a due server again: the facts may have aged, and its next look must lie ahead.
+
+    Where what was seen of it cannot be read any more, its host is asked to tell it anew.
+    """
+    loaded = load_server(tx, server_id)
+    if loaded is not None and "seen" in loaded.server.unreadable and loaded.server.place is not None:
+        lock_host(tx, loaded.server.place.host_id)
+        bump_world(tx, loaded.server.place.host_id, server_id)
     judge(tx, server_id)
 
 

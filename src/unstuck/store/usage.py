@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import servers
 
@@ -31,6 +32,7 @@ class _Flavor(msgspec.Struct, frozen=True):
 
 
 _flavor = msgspec.json.Decoder(_Flavor)
+_NOTHING = _Flavor(0, 0, 0, "unreadable")
 
 
 def list_lives(
@@ -49,7 +51,7 @@ def list_lives(
         query = query.where(servers.c.project_id == project_id)
     lives = []
     for row in tx.execute(query):
-        size = _flavor.decode(row.flavor)
+        size = readable.read(_flavor, row.flavor, _NOTHING)
         lives.append(
             Life(row.id, row.project_id, row.name, size.original_name, size.vcpus, size.ram, size.disk,
                  row.created_wall, row.removed_wall)

@@ -14,14 +14,13 @@ import structlog
 from unstuck.api.errors import ApiError
 from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Call, Handler, Reply
-from unstuck.core.agents import PROTOCOL
+from unstuck.core.agents import PROTOCOL, speaks
 from unstuck.store import agents
 from unstuck.store.agents import Stale, Superseded, UnknownHost
 
 T = TypeVar("T")
 
 HEADER: Final = "unstuck-protocol"
-SUPPORTED: Final = frozenset({PROTOCOL})
 _CACHED: Final = 1024
 _CACHE_SECONDS: Final = 30.0
 """A credential that was taken away is refused after this time at the latest."""
@@ -88,16 +87,26 @@ def _error(status: int, kind: str, message: str, headers: dict[str, str] | None 
 
 def _check_protocol(call: Call) -> None:
     given = call.http.headers.get(HEADER, "")
-    if given.isascii() and given.isdigit() and len(given) < 10 and int(given) in SUPPORTED:
+    number = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else None
+    if number in speaks(PROTOCOL):
         return
-    spoken = ", ".join(str(version) for version in sorted(SUPPORTED))
     theirs = f"version {given[:20]!r}" if given else "no version (header Unstuck-Protocol)"
-    raise Refusal(
-        400,
-        "protocol",
-        f"The agent speaks {theirs} of the agents' protocol, the control plane speaks {spoken}: "
-        "upgrade the older of the two.",
+    raise refuse_protocol(theirs, number, call.params["host_id"])
+
+
+def refuse_protocol(theirs: str, number: int | None, host_id: str) -> Refusal:
+    """Why an agent of another version is not served, and who has to be upgraded; said to both sides."""
+    served = speaks(PROTOCOL)
+    spoken = " and ".join(str(version) for version in served)
+    remedy = "upgrade the older of the two"
+    if number is not None:
+        remedy = "upgrade the control plane" if number > served[0] else "upgrade the agent"
+    message = (
+        f"The agent speaks {theirs} of the agents' protocol, the control plane speaks {spoken}: {remedy}; "
+        "until then the host's guests run on, and nothing is changed about them."
     )
+    log.warning("an agent is refused", host=host_id, reason=message)
+    return Refusal(400, "protocol", message)
 
 
 async def _authenticate(call: Call) -> str:

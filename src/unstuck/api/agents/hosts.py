@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from unstuck.api.agents.guard import Refusal, body, guarded
+from unstuck.api.agents.guard import Refusal, body, guarded, refuse_protocol
 from unstuck.api.agents.images import image
 from unstuck.api.routes import Call, Query, Reply, Route, route
-from unstuck.core.agents import PROTOCOL, Answer, Claim, Heartbeat, Register, Report, Terms, World
+from unstuck.core.agents import PROTOCOL, Answer, Claim, Heartbeat, Register, Report, Terms, World, speaks
 from unstuck.core.server.data import Observation, Off, Step
 from unstuck.store import agents
 from unstuck.store.engine import Tx
@@ -64,13 +64,8 @@ def polls(extra: dict[str, Any]) -> Polls:
 async def register(call: Call, host_id: str) -> Reply:
     ask = await body(call, _register)
     facts = ask.facts
-    if facts.protocol != PROTOCOL:
-        raise Refusal(
-            400,
-            "protocol",
-            f"The agent registers with version {facts.protocol} of the agents' protocol, the control plane "
-            f"speaks {PROTOCOL}: upgrade the older of the two.",
-        )
+    if facts.protocol not in speaks(PROTOCOL):
+        raise refuse_protocol(f"version {facts.protocol}", facts.protocol, host_id)
     if not 0 < len(ask.start) <= ID_MAX:
         raise Refusal(400, "invalid", "Invalid input: `start` must have 1 to 64 characters.")
     if min(facts.vcpus, facts.ram_mb, facts.disk_gb) < 0 or max(facts.vcpus, facts.ram_mb) >= 2**31:

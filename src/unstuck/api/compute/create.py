@@ -285,14 +285,9 @@ def check_tag(tag: str) -> str:
 def check_hostname(call: Call, value: str) -> str:
     """A host name that a user chose (from 2.90; from 2.94 it may be a fully qualified one)."""
     qualified = call.version >= (2, 94)
-    longest = 255 if qualified else 63
-    short = all(len(label) <= 63 for label in value.split("."))
-    if (
-        len(value) > longest
-        or not short
-        or not _HOSTNAME.fullmatch(value)
-        or ("." in value and not qualified)
-    ):
+    labels = value.split(".")
+    wrong = len(value) > 255 or not all(0 < len(label) < 64 for label in labels)
+    if wrong or not _HOSTNAME.fullmatch(value) or (len(labels) > 1 and not qualified):
         raise bad_request(f"Invalid input for field hostname: {value[:70]!r} is not a host name.")
     return value
 

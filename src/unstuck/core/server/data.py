@@ -187,6 +187,7 @@ class View(msgspec.Struct, frozen=True):
     nics: Thing
     folder: Thing
     reason: str = ""
+    remedy: str = ""
 
 
 class Step(StrEnum):
@@ -290,3 +291,5 @@ class Server(msgspec.Struct, frozen=True):
     work_deadline: float | None
     operation: Operation | None
     failure: Failure | None
+    unreadable: tuple[str, ...] = ()
+    """Columns of its row that cannot be read."""

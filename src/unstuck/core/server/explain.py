@@ -284,6 +284,12 @@ def _conditions(server: Server, now: Now) -> tuple[Condition, ...]:
     if server.removed:
         return ()
     found: list[Condition] = []
+    if server.unreadable:
+        what = f"the store cannot read {', '.join(server.unreadable)} of this server's row"
+        remedy = (
+            "put the column back from a backup of the store, or delete the server; others are not touched"
+        )
+        found.append(Condition("record-unreadable", what, remedy))
     if server.host is not None and now.lease >= server.host.seen + SILENT:
         code = "host-away" if away(server, now) else "host-silent"
         found.append(

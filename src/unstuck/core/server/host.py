@@ -29,9 +29,13 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
+from unstuck.core.time import backoff
 
 START_BUDGET = 5
-"""Starts of one edge within ten minutes before a guest that will not stay up is left alone."""
+"""Starts of one edge within ten minutes, the first one included, before a guest that will not stay up is
+left alone."""
+
+DOCTOR = "see what `unstuck doctor` says on the host"
 
 FETCH_BACKOFF = 60.0
 """The longest wait between two tries to fetch an image."""
@@ -163,9 +167,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
                 )
                 return Hold(Step.WAITING, 30.0, trouble)
             trouble = Trouble("effect-failed", f"the image cannot be fetched: {reason}", remedy)
-            return Act(
-                Do.FETCH, Step.FETCHING, then=min(2.0 ** min(tries, 6), FETCH_BACKOFF), trouble=trouble
-            )
+            return Act(Do.FETCH, Step.FETCHING, then=backoff(tries, 2.0, FETCH_BACKOFF), trouble=trouble)
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)
@@ -176,9 +178,10 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
 
 def _network(view: View) -> Decision | None:
     if view.nics is Thing.UNKNOWN:
-        return Hold(
-            Step.WAITING, 2.0, Trouble("network-unknown", "the host's network cannot be read", "see doctor")
-        )
+        why = f": {view.reason}" if view.reason else ""
+        remedy = view.remedy or DOCTOR
+        trouble = Trouble("network-unknown", f"the host's network cannot be read{why}", remedy)
+        return Hold(Step.WAITING, 2.0, trouble)
     if view.nics is Thing.ABSENT:
         return Act(Do.MAKE_NICS, Step.NETWORK)
     return None
@@ -191,7 +194,7 @@ def _start(view: View) -> Decision:
         trouble = Trouble(
             "guest-keeps-failing",
             f"the guest was started {view.guest.starts} times in ten minutes and did not stay up{last}",
-            "look at its console log; start or reboot it hard to try again",
+            "look at its console log; reboot it hard to try again",
             final=True,
         )
         return Hold(Step.WAITING, 30.0, trouble)
@@ -211,7 +214,8 @@ def _remove(view: View) -> Decision:
             assert_never(never)
     for thing, do in ((view.nics, Do.REMOVE_NICS), (view.folder, Do.REMOVE_FOLDER)):
         if thing is Thing.UNKNOWN:
-            trouble = Trouble("removal-unknown", f"cannot see what is left: {view.reason}", "see doctor")
+            reason = f"cannot see what is left: {view.reason}"
+            trouble = Trouble("removal-unknown", reason, view.remedy or DOCTOR)
             return Hold(Step.REMOVING, 2.0, trouble)
         if thing is Thing.PRESENT:
             return Act(do, Step.REMOVING)

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -269,3 +269,12 @@ def server_ids(host_dir: Path) -> frozenset[str]:
         return frozenset(name for name in names if _SERVER_ID.match(name))
     except FileNotFoundError:
         return frozenset()
+
+
+def knows(host_dir: Path) -> Callable[[str], bool]:
+    """Says of an id whether that server has a folder on this host."""
+
+    def known(server_id: str) -> bool:
+        return bool(_SERVER_ID.match(server_id)) and (host_dir / "servers" / server_id).is_dir()
+
+    return known

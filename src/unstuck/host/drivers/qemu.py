@@ -25,13 +25,13 @@ from unstuck.core.server.data import (
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk
 from unstuck.host.drivers.command import Machine, guest_name
-from unstuck.host.drivers.folder import FolderError, ServerFolder, check_identity, server_ids
+from unstuck.host.drivers.folder import FolderError, ServerFolder, check_identity, knows, server_ids
 from unstuck.host.drivers.guests import Guests
 from unstuck.host.drivers.process import Process, identify
 from unstuck.host.drivers.qmp import Monitors, QmpError, QmpSilence
 from unstuck.host.drivers.sight import STARTING, Sight, inspect
 from unstuck.host.images import Barrier, ImageCache, ImageSource, Wanted, no_barrier
-from unstuck.host.networks.bridge import Bridges, tap_names
+from unstuck.host.networks.bridge import NEEDS_ROOT, NEEDS_ROOT_REMEDY, Bridges, tap_names
 
 GUEST_USER = "unstuck-guest"
 _WAKING = frozenset({"SHUTDOWN", "RESET", "STOP", "RESUME", "POWERDOWN", "BLOCK_IO_ERROR", "EOF"})
@@ -74,7 +74,7 @@ class QemuDriver:
         self._host_id = host_id
         self._on_event = on_event
         self._barrier = barrier
-        self.networks = networks if networks is not None else Bridges()
+        self.networks = networks if networks is not None else Bridges(host_id, knows=knows(self._host_dir))
         self.cache = ImageCache(self._host_dir, source, barrier)
         self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
@@ -110,7 +110,8 @@ class QemuDriver:
         guest, (nics, nics_reason) = await asyncio.gather(self._guest(folder, sight), self._look_nics(want))
         images = self._images(want)
         reason = "; ".join(part for part in (sight.reason, nics_reason) if part)
-        return View(guest, images, sight.disk, nics, sight.folder, reason)
+        remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
+        return View(guest, images, sight.disk, nics, sight.folder, reason, remedy)
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
         process = sight.process

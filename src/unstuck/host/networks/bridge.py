@@ -1,8 +1,10 @@
 """Networks as root: a bridge per network, a tap per port, and a packet filter.
 
-Names are derived (law 3): a tap's from the server's id and the port's place, so that removal and listing
-need no record. 15 characters cannot hold an id, so each link also carries in its alias what it is for;
-a link of our name with another alias is somebody else's and is never touched.
+Names are derived (law 3): a tap's from the server's id and the port's place, a bridge's from the host's id
+and the network's, so that removal and listing need no record. 15 characters cannot hold an id, so each link
+also carries in its alias what it is for, and whose: several clouds may be on one machine. A link of our name
+with another alias is somebody else's and is never touched. Links without an owner in the alias are those of
+format 1; ones that this host's servers use are adopted as they are, because guests run on them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -26,6 +28,7 @@ from unstuck.host.networks.rules import BRIDGE, TAP, Source
 
 DEADLINE = 10.0
 NEEDS_ROOT = "networks need root"
+NEEDS_ROOT_REMEDY = "start Unstuck as root on the host; a server without a network needs none (--no-network)"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -40,7 +43,13 @@ class Found(msgspec.Struct, frozen=True):
     up: bool
 
 
-def bridge_name(network_id: str) -> str:
+def bridge_name(host_id: str, network_id: str) -> str:
+    """The default network has one id in every cloud; its bridge has another name in each."""
+    return BRIDGE + hashlib.sha256(f"{host_id}/{network_id}".encode()).hexdigest()[:12]
+
+
+def old_bridge_name(network_id: str) -> str:
+    """What format 1 called it."""
     return BRIDGE + _digits(network_id, 12)
 
 
@@ -62,12 +71,13 @@ def _digits(identity: str, count: int) -> str:
     return plain[:count]
 
 
-def _bridge_alias(network_id: str) -> str:
-    return f"unstuck network={network_id}"
+def _bridge_alias(host_id: str, network_id: str) -> str:
+    return f"unstuck host={host_id} network={network_id}"
 
 
-def _tap_alias(server_id: str, nic: Nic) -> str:
-    return f"unstuck server={server_id} port={nic.port_id} mac={nic.mac.lower()} ip={nic.address}"
+def _tap_alias(host_id: str, server_id: str, nic: Nic) -> str:
+    what = f"server={server_id} port={nic.port_id} mac={nic.mac.lower()} ip={nic.address}"
+    return f"unstuck host={host_id} {what}"
 
 
 def _check_ids(want: Want) -> None:
@@ -82,11 +92,14 @@ def _facts(link: Link) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words[1:] if "=" in word) if words[:1] == ["unstuck"] else {}
 
 
-def _is_server(link: Link, server_id: str) -> bool:
-    """By the alias; without one, somebody died between making the tap and saying what it is for."""
-    if not link.ifalias:
-        return link.ifname.startswith(TAP + _digits(server_id, 10))
-    return link.ifname.startswith(TAP) and _facts(link).get("server") == server_id
+def unfit(root: bool | None = None) -> str:
+    """Why this machine cannot make networks, with the remedy; empty where it can."""
+    if not (os.geteuid() == 0 if root is None else root):
+        return f"{NEEDS_ROOT}: {NEEDS_ROOT_REMEDY}"
+    missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} missing: apt-get install iproute2 nftables"
+    return ""
 
 
 async def _links() -> list[Link]:
@@ -98,11 +111,49 @@ async def _links() -> list[Link]:
 
 
 class Bridges:
-    """Real networks of one host. Without root it can look, and says why it cannot do more."""
+    """Real networks of one host. Without root it can look, and says why it cannot do more.
 
-    def __init__(self, root: bool | None = None) -> None:
+    ``knows``: whether a server is one of this host's, for links of format 1, which do not say so.
+    """
+
+    def __init__(
+        self, host_id: str, *, root: bool | None = None, knows: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._host_id = host_id
         self._root = os.geteuid() == 0 if root is None else root
+        self._knows = knows
         self._lock = asyncio.Lock()
+
+    def _is_server(self, link: Link, server_id: str) -> bool:
+        """By the alias; without one, somebody died between making the tap and saying what it is for."""
+        if not link.ifalias:
+            return link.ifname.startswith(TAP + _digits(server_id, 10))
+        facts = _facts(link)
+        # A server's id is its own in all the world: whoever wants it may take a tap that names no host.
+        mine = facts.get("host", self._host_id) == self._host_id
+        return mine and link.ifname.startswith(TAP) and facts.get("server") == server_id
+
+    def _is_mine(self, link: Link) -> bool:
+        """A link of this host's, for listing and sweeping; one of format 1 only by its server."""
+        facts = _facts(link)
+        if "host" in facts:
+            return facts["host"] == self._host_id
+        return self._knows(facts.get("server", ""))
+
+    def _is_bridge(self, link: Link | None, network_id: str) -> bool:
+        return link is not None and link.ifalias == _bridge_alias(self._host_id, network_id)
+
+    def _bridge(self, network_id: str, links: dict[str, Link]) -> str:
+        """The name of a network's bridge: of the one that is there, else of the one to make."""
+        name, old = bridge_name(self._host_id, network_id), old_bridge_name(network_id)
+        if name in links or old not in links:
+            return name
+        if self._is_bridge(links[old], network_id):
+            return old
+        if links[old].ifalias != f"unstuck network={network_id}":
+            return name
+        ports = [link for link in links.values() if link.master == old]
+        return old if all(self._knows(_facts(link).get("server", "")) for link in ports) else name
 
     async def look(self, want: Want) -> tuple[Thing, str]:
         """All ports there, up and on their bridge: present. Raises DriverError or OSError for unknown."""
@@ -115,16 +166,22 @@ class Bridges:
         names = tap_names(want)
         seen = await asyncio.to_thread(lambda: [read_link(name) for name in names])
         for nic, link in zip(want.spec.nics, seen, strict=True):
-            if link is not None and not _is_server(link, want.server_id):
+            if link is not None and not self._is_server(link, want.server_id):
                 return Thing.UNKNOWN, f"link {link.ifname} belongs to something else"
-            if link is None or not link.up or link.master != bridge_name(nic.network_id):
+            if link is None or not link.up or not await self._on_bridge(link, nic):
                 return Thing.ABSENT, ""
-            if link.ifalias != _tap_alias(want.server_id, nic):
+            if link.ifalias != _tap_alias(self._host_id, want.server_id, nic):
                 return Thing.ABSENT, ""
         return Thing.PRESENT, ""
 
+    async def _on_bridge(self, link: Link, nic: Nic) -> bool:
+        if link.master == bridge_name(self._host_id, nic.network_id):
+            return True
+        old = old_bridge_name(nic.network_id)
+        return link.master == old and self._is_bridge(await asyncio.to_thread(read_link, old), nic.network_id)
+
     async def _look_gone(self, want: Want) -> tuple[Thing, str]:
-        mine = [link for link in await self._all() if _is_server(link, want.server_id)]
+        mine = [link for link in await self._all() if self._is_server(link, want.server_id)]
         if mine and not self._root:
             return Thing.UNKNOWN, NEEDS_ROOT
         return (Thing.PRESENT if mine else Thing.ABSENT), ""
@@ -139,29 +196,27 @@ class Bridges:
         ]
         async with self._lock:
             links = {link.ifname: link for link in await _links()}
-            bridges = {bridge_name(nic.network_id): nic for nic in want.spec.nics}
+            bridges = {self._bridge(nic.network_id, links): nic for nic in want.spec.nics}
             for name, nic in bridges.items():
-                await _make_bridge(name, nic, links.get(name))
+                await self._make_bridge(name, nic, links.get(name))
             await self._apply(bridges, sources, names)
             for nic, name in zip(want.spec.nics, names, strict=True):
-                await _make_tap(name, want.server_id, nic, links.get(name))
+                master = self._bridge(nic.network_id, links)
+                await self._make_tap(name, want.server_id, nic, links.get(name), master)
 
     async def remove(self, want: Want) -> None:
         """Remove the server's taps and what they may send as. The bridges stay: others may be coming."""
         self._need_root()
         async with self._lock:
-            mine = [link.ifname for link in await _links() if _is_server(link, want.server_id)]
-            # The taps last: while one is there, a removal that was cut short is seen and repeated.
-            stale = [entry for entry in await _sources() if entry.tap in mine]
-            if stale:
-                await _nft(rules.remove_script(stale))
-            if mine:
-                await _batch(f"link del dev {name}" for name in mine)
+            await _remove_taps(
+                [link.ifname for link in await _links() if self._is_server(link, want.server_id)]
+            )
 
     async def guard(self) -> bool:
         """Put the filter back if somebody flushed it (``systemctl restart nftables`` does); True if so.
 
-        For the agent's heartbeat: until then the host would be open to its guests.
+        For the agent's heartbeat: until then the host would be open to its guests. The two tables are one
+        for all clouds on a machine, so whoever is first puts everybody's entries back.
         """
         if not self._root:
             return False
@@ -175,24 +230,27 @@ class Bridges:
             return True
 
     async def found_links(self) -> list[Found]:
-        """All links of ours on this host, for doctor."""
+        """All links of this host's cloud, for doctor; another cloud's are none of our business."""
         links = [link for link in await self._all() if link.ifname.startswith((BRIDGE, TAP))]
-        return [_found(link) for link in links]
+        return [_found(link) for link in links if self._is_mine(link) or not _facts(link)]
 
     async def servers(self) -> frozenset[str]:
         """The ids of all servers that have a tap here."""
         return frozenset(link.server_id for link in await self.found_links() if link.server_id is not None)
 
-    async def sweep_bridges(self) -> list[str]:
-        """Remove our bridges that nothing uses any more, and with the last one the filter.
+    async def sweep(self, running: frozenset[str]) -> list[str]:
+        """Remove our taps but those of guests that run, our bridges that nothing uses any more, and with the
+        last one the filter. Returns the bridges' names.
 
-        For ``unstuck down`` and doctor: only they know that nobody is about to use one.
+        For ``unstuck down``: only there it is certain that nobody is about to use one.
         """
         self._need_root()
         async with self._lock:
+            taps = [link for link in await _links() if link.ifname.startswith(TAP) and self._is_mine(link)]
+            await _remove_taps([tap.ifname for tap in taps if _facts(tap).get("server") not in running])
             links = await _links()
             used = {link.master for link in links}
-            ours = (link.ifname for link in links if link.ifname.startswith(BRIDGE) and _facts(link))
+            ours = (link.ifname for link in links if link.ifname.startswith(BRIDGE) and self._is_mine(link))
             names = [name for name in ours if name not in used]
             left = [
                 link for link in links if link.ifname.startswith((BRIDGE, TAP)) and link.ifname not in names
@@ -204,6 +262,43 @@ class Bridges:
             elif names and await _filter_is_there():
                 await _nft(rules.forget_script(names))
             return names
+
+    async def _make_bridge(self, name: str, nic: Nic, seen: Link | None) -> None:
+        """The bridge, and the network's gateway on it. Its MAC is fixed: else it changes with its ports, and
+        every guest's idea of the gateway with it."""
+        alias = _bridge_alias(self._host_id, nic.network_id)
+        gateway = None if nic.gateway is None else ipaddress.ip_interface(f"{nic.gateway}/{nic.prefix}")
+        lines = []
+        if seen is None:
+            if gateway is not None:
+                await _check_range(name, gateway)
+            mac = "02:" + hashlib.sha256(f"{self._host_id}/{nic.network_id}".encode()).digest()[:5].hex(":")
+            kind = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+            lines.append(f"link add name {name} address {mac} mtu {nic.mtu} {kind}")
+        elif seen.ifalias not in ("", alias, f"unstuck network={nic.network_id}"):
+            raise DriverError(f"link {name} belongs to something else")
+        lines += [
+            f"link set dev {name} alias '{alias}'",
+            f"link set dev {name} addrgenmode none",
+            f"link set dev {name} up",
+        ]
+        if gateway is not None:
+            lines.append(f"addr replace {gateway} dev {name}")
+        await _batch(lines)
+
+    async def _make_tap(self, name: str, server_id: str, nic: Nic, seen: Link | None, bridge: str) -> None:
+        if seen is None:
+            await _batch([f"tuntap add dev {name} mode tap"])
+        elif not self._is_server(seen, server_id):
+            raise DriverError(f"link {name} belongs to something else")
+        await _batch(
+            [
+                f"link set dev {name} alias '{_tap_alias(self._host_id, server_id, nic)}'",
+                f"link set dev {name} mtu {nic.mtu} addrgenmode none",
+                f"link set dev {name} master {bridge}",
+                f"link set dev {name} up",
+            ]
+        )
 
     async def _apply(self, bridges: Iterable[str], sources: list[Source], taps: tuple[str, ...]) -> None:
         stale = [entry for entry in await _sources() if entry.tap in taps and entry not in sources]
@@ -248,38 +343,38 @@ async def _batch(lines: Iterable[str]) -> None:
     await run(["ip", "-batch", "-"], DEADLINE, "".join(f"{line}\n" for line in lines).encode())
 
 
-async def _make_bridge(name: str, nic: Nic, seen: Link | None) -> None:
-    """The bridge, and the network's gateway on it. Its MAC is fixed: else it changes with its ports, and
-    every guest's idea of the gateway with it."""
-    alias = _bridge_alias(nic.network_id)
-    lines = []
-    if seen is None:
-        mac = "02:" + hashlib.sha256(nic.network_id.encode()).digest()[:5].hex(":")
-        kind = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
-        lines.append(f"link add name {name} address {mac} mtu {nic.mtu} {kind}")
-    elif seen.ifalias not in ("", alias):
-        raise DriverError(f"link {name} belongs to something else")
-    lines += [
-        f"link set dev {name} alias '{alias}'",
-        f"link set dev {name} addrgenmode none",
-        f"link set dev {name} up",
-    ]
-    if nic.gateway is not None:
-        gateway = ipaddress.ip_interface(f"{nic.gateway}/{nic.prefix}")
-        lines.append(f"addr replace {gateway} dev {name}")
-    await _batch(lines)
+async def _remove_taps(names: list[str]) -> None:
+    """The taps last: while one is there, a removal that was cut short is seen and repeated."""
+    stale = [entry for entry in await _sources() if entry.tap in names]
+    if stale:
+        await _nft(rules.remove_script(stale))
+    if names:
+        await _batch(f"link del dev {name}" for name in names)
 
 
-async def _make_tap(name: str, server_id: str, nic: Nic, seen: Link | None) -> None:
-    if seen is None:
-        await _batch([f"tuntap add dev {name} mode tap"])
-    elif not _is_server(seen, server_id):
-        raise DriverError(f"link {name} belongs to something else")
-    await _batch(
-        [
-            f"link set dev {name} alias '{_tap_alias(server_id, nic)}'",
-            f"link set dev {name} mtu {nic.mtu} addrgenmode none",
-            f"link set dev {name} master {bridge_name(nic.network_id)}",
-            f"link set dev {name} up",
-        ]
-    )
+class _Address(msgspec.Struct):
+    local: str = ""
+    prefixlen: int = 32
+
+
+class _Interface(msgspec.Struct):
+    ifname: str = ""
+    addr_info: list[_Address] = []
+
+
+async def _check_range(name: str, gateway: ipaddress.IPv4Interface | ipaddress.IPv6Interface) -> None:
+    """Two links with one range: the kernel would send a guest's packets to either. Raises DriverError."""
+    out = await run(["ip", "-j", "-4", "addr", "show"], DEADLINE)
+    try:
+        found = msgspec.json.decode(out or b"[]", type=list[_Interface])
+    except msgspec.DecodeError as error:
+        raise DriverError(f"ip's answer cannot be read: {error}") from None
+    for link in found:
+        for entry in link.addr_info:
+            there = ipaddress.ip_interface(f"{entry.local}/{entry.prefixlen}").network
+            if link.ifname != name and there.overlaps(gateway.network):
+                raise DriverError(
+                    f"the range {gateway.network} is in use on this host by {link.ifname} already",
+                    remedy=f"remove {link.ifname}, or make the cloud anew with another range: "
+                    "unstuck up --network CIDR",
+                )

@@ -24,6 +24,8 @@ hosts = sa.Table(
     sa.Column("ram_mb", sa.Integer, nullable=False),
     sa.Column("disk_gb", sa.Integer, nullable=False),
     sa.Column("facts", sa.Text, nullable=False),
+    # Why servers there cannot have networks; empty where they can. A column, because placement asks it.
+    sa.Column("no_networks", sa.Text, nullable=False),
     sa.Column("unknown", sa.Text, nullable=False),
     # Raised by every transaction that decides on this host's rows, in a statement of its own.
     sa.Column("version", sa.BigInteger, nullable=False),
@@ -133,7 +135,8 @@ sa.Index("uq_placements_live", placements.c.server_id, unique=True,
 operations = sa.Table(
     "operations",
     metadata,
-    sa.Column("id", Id, primary_key=True),
+    # Server, kind and request: 40 + 16 + 40 characters and what is between them.
+    sa.Column("id", sa.String(128), primary_key=True),
     sa.Column("resource_kind", sa.String(16), nullable=False),
     sa.Column("resource_id", Id, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),

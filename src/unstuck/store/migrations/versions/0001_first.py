@@ -67,6 +67,7 @@ def upgrade() -> None:
         sa.Column("ram_mb", sa.Integer(), nullable=False),
         sa.Column("disk_gb", sa.Integer(), nullable=False),
         sa.Column("facts", sa.Text(), nullable=False),
+        sa.Column("no_networks", sa.Text(), nullable=False),
         sa.Column("unknown", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("incarnation", sa.BigInteger(), nullable=False),
@@ -174,7 +175,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "operations",
-        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("resource_kind", sa.String(length=16), nullable=False),
         sa.Column("resource_id", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),

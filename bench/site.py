@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import msgspec
 
+from bench.line import Line
 from unstuck.cli import tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.host.drivers.process import identify, kill
@@ -27,6 +28,7 @@ from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end_for_sure
 from unstuck.runtime.state import prepare
 
+HERE = Path(__file__).parent.parent
 PATIENCE = 60.0
 POLL = 0.003
 LEAST_RAM = 96
@@ -69,10 +71,11 @@ def small_image(folder: Path) -> Path:
 class Site:
     """One state folder and the processes that were started in it."""
 
-    def __init__(self, folder: Path, driver: str) -> None:
+    def __init__(self, folder: Path, driver: str, store: str = "") -> None:
         self.folder = folder
         self.driver = driver
         self.state = prepare(folder / "state", port=free_port(), driver=driver)
+        self.store = store or self.state.store_url
         self.home = folder / "home"
         self.home.mkdir()
         self._children: list[subprocess.Popen[bytes]] = []
@@ -81,7 +84,7 @@ class Site:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNSTUCK", "OS_"))}
         # As the supervisor starts a control plane.
         arenas = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": str(256 * 1024)}
-        extra = arenas if module.endswith("control.main") else {}
+        extra = arenas if module.endswith("control.main") else {"PYTHONPATH": str(HERE)}
         if stop_at:
             extra = {**extra, VARIABLE: stop_at}
         with (self.folder / "log").open("ab") as log:
@@ -93,15 +96,23 @@ class Site:
         return child
 
     def control(self) -> subprocess.Popen[bytes]:
-        child = self.start("unstuck.control.main", "--state", str(self.state.root))
-        until(self.answers)
+        network = ["--network", "10.64.0.0/16"] if self.driver == "instant" else []
+        where = ("--state", str(self.state.root), "--store", self.store)
+        child = self.start("unstuck.control.main", *where, *network)
+        until(lambda: self._lives(child) and self.answers())
         return child
 
-    def agent(self, stop_at: str = "") -> tuple[subprocess.Popen[bytes], float]:
+    def _lives(self, child: subprocess.Popen[bytes]) -> bool:
+        assert child.poll() is None, (self.folder / "log").read_text()[-3000:]
+        return True
+
+    def agent(self, stop_at: str = "", url: str = "") -> tuple[subprocess.Popen[bytes], float]:
         """A new agent, and the wall time at which its registration was answered."""
         self.state.host_ready.unlink(missing_ok=True)
-        where = ("--state", str(self.state.root), "--driver", self.driver)
-        child = self.start("unstuck.host.main", *where, stop_at=stop_at)
+        where = ["--state", str(self.state.root), "--driver", self.driver]
+        where += ["--url", url] if url else []
+        module = "bench.roomy" if self.driver == "instant" else "unstuck.host.main"
+        child = self.start(module, *where, stop_at=stop_at)
         return child, until(self.registered, 0.001)
 
     def registered(self) -> float:
@@ -143,9 +154,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def new_site(driver: str) -> Iterator[Site]:
+def new_site(driver: str, store: str = "") -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="unstuck-bench-"))
-    site = Site(folder, driver)
+    site = Site(folder, driver, store)
     try:
         yield site
     finally:
@@ -156,6 +167,12 @@ def new_site(driver: str) -> Iterator[Site]:
 def kill_hard(child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGKILL)
     child.wait(10.0)
+
+
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """The processor time that a process has used so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class User:
@@ -170,9 +187,24 @@ class User:
         fitting = [item for item in flavors if item["ram"] >= LEAST_RAM]
         self.flavor = min(fitting, key=lambda item: (item["ram"], item["id"]))
 
-    def create(self, name: str) -> str:
+    def request(self, name: str) -> dict[str, Any]:
+        """The body of a request to create a server."""
         server = {"name": name, "imageRef": self._image, "flavorRef": self.flavor["id"], "networks": "auto"}
-        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json={"server": server})
+        return {"server": server}
+
+    def lift_limits(self) -> None:
+        """Let the project have as many servers as it likes."""
+        unlimited = {"instances": -1, "cores": -1, "ram": -1}
+        project = self.cloud.get("/identity/v3/auth/projects")["projects"][0]["id"]
+        self.cloud.ask("PUT", f"/compute/v2.1/os-quota-sets/{project}", json={"quota_set": unlimited})
+
+    def line(self) -> Line:
+        """A connection of its own with the same token, which costs less."""
+        headers = {"x-auth-token": self.cloud.client.headers["x-auth-token"], **COMPUTE}
+        return Line(int(self.cloud.url.rpartition(":")[2]), headers)
+
+    def create(self, name: str) -> str:
+        answer = self.cloud.ask("POST", "/compute/v2.1/servers", json=self.request(name))
         return str(answer.json()["server"]["id"])
 
     def until_active(self, server_id: str) -> float:

@@ -1,0 +1,1 @@
+"""Benchmarks: real processes, figures as ratios where they can be (``make bench``)."""

@@ -1,0 +1,26 @@
+"""docs/faults.md says what the tests say, and every point is proved or has its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import proof
+
+
+def test_the_page_of_faults_is_what_the_tests_say() -> None:
+    path = Path(__file__).parents[1] / proof.PAGE
+    assert path.read_text() == proof.page(), f"python -m tests.proof > {proof.PAGE}"
+
+
+@pytest.mark.parametrize("point", [*proof.POINTS, *proof.PEER_FAULTS])
+def test_every_point_has_a_test_or_a_reason_why_it_cannot_happen(point: str) -> None:
+    proof.load()
+    tests = [one for one in proof.PROOFS if one.point == point]
+    assert bool(tests) != (point in proof.ELSEWHERE)
+
+
+def test_a_claim_about_an_unknown_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="P99"):
+        proof.proves("P99", ends="well")
