@@ -53,6 +53,54 @@ def test_the_openstack_command(cloud: Running) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+def test_pause_lock_and_mark_of_the_openstack_command(
+    cloud: Running, sdk: openstack.connection.Connection
+) -> None:
+    cli = cloud.cli
+    server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+
+    def shows(wanted: str) -> bool:
+        return bool(sdk.compute.get_server(server.id).status == wanted)
+
+    cli("server", "pause", "web")
+    wait(lambda: shows("PAUSED"))
+    cli("server", "unpause", "web")
+    wait(lambda: shows("ACTIVE"))
+    cli("--os-compute-api-version", "2.73", "server", "lock", "--reason", "audit", "web")
+    locked = cli("--os-compute-api-version", "2.73", "server", "show", "web", "-f", "json")
+    assert (locked["locked"], locked["locked_reason"]) == (True, "audit")
+    cli("server", "unlock", "web")
+    cli("server", "set", "--state", "error", "--auto-approve", "web")
+    assert shows("ERROR")
+    cli("server", "set", "--state", "active", "--auto-approve", "web")
+    assert shows("ACTIVE")
+    actions = [action.action for action in sdk.compute.server_actions(server)]
+    assert actions == ["resetState", "resetState", "unlock", "lock", "unpause", "pause", "create"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connection.Connection) -> None:
+    server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+    compute = sdk.compute
+
+    def becomes(status: str) -> None:
+        # A fresh copy: the one that was shown before would count as there already.
+        compute.wait_for_server(compute.get_server(server.id), status, failures=[], interval=0.2, wait=20)
+
+    compute.pause_server(server)
+    becomes("PAUSED")
+    compute.unpause_server(server)
+    becomes("ACTIVE")
+    compute.lock_server(server, locked_reason="audit")
+    assert compute.get_server(server.id).is_locked
+    compute.unlock_server(server)
+    compute.reset_server_state(server, "error")
+    becomes("ERROR")
+    compute.reset_server_state(server, "active")
+    becomes("ACTIVE")
+
+
+@pytest.mark.filterwarnings("default")
 def test_lists_of_the_openstack_command(cloud: Running) -> None:
     cli = command(cloud)
     [host] = cli("hypervisor", "list", "-f", "json")

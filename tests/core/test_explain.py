@@ -12,6 +12,7 @@ from unstuck.core.server.data import (
     Fence,
     Gone,
     HostSeen,
+    Lock,
     Mute,
     Observation,
     Off,
@@ -59,6 +60,7 @@ def seen(guest: object = None, step: Step = Step.AT_REST, trouble: Trouble | Non
 
 
 FINAL = Trouble("disk-missing", "the disk is gone", "delete it", final=True)
+FULL = Trouble("guest-io-error", "a write found no room", "make room")
 MINOR = Trouble("image-slow", "the image cannot be fetched", "look at the network")
 PLACED = {"place": PLACE, "host": host()}
 RUNNING = {**PLACED, "seen": seen(), "disk_recorded": True, "launched_wall": 1.0, "operation": None}
@@ -72,6 +74,11 @@ TABLE = [
     (but(**PLACED, seen=seen(Gone(2, "no KVM"), Step.STARTING)), "last start failed: no KVM", "host", 100.0),
     (but(**PLACED, seen=seen(Gone(), Step.WAITING, MINOR)), "cannot be fetched", "host agent", 100.0),
     (but(**RUNNING), "the guest runs", "host agent", None),
+    (but(**RUNNING | {"power": Power.PAUSED, "seen": seen(Paused(1))}), "is paused, as it", "host", None),
+    (but(**RUNNING | {"seen": seen(Paused(1, "io-error"), Step.WAITING, FULL)}), "no room", "host", 59.0),
+    (but(**RUNNING | {"intent": 2, "power": Power.PAUSED, "operation": operation(OperationKind.PAUSE)}),
+     "to be paused; the host has not acted", "host agent", 100.0),
+    (but(waiting=950.0), "waits for a host", "the control plane", 250.0),
     (but(**RUNNING | {"host": host(75.0)}), "silent for 75 s; a guest that was started", "nobody", None),
     (but(**RUNNING | {"seen": seen(trouble=FINAL)}), "the disk is gone", "host agent", None),
     (but(**RUNNING | {"intent": 2, "power": Power.OFF, "operation": operation(OperationKind.STOP)}),
@@ -102,6 +109,15 @@ def test_conditions() -> None:
     assert [item.code for item in explain(quiet, NOW).conditions] == ["host-silent"]
     troubled = but(**RUNNING | {"seen": seen(trouble=FINAL)})
     assert explain(troubled, NOW).conditions[0].remedy == "delete it"
+
+
+def test_marks_and_locks_are_told() -> None:
+    marked = but(**RUNNING | {"marked_wall": 1.0, "locked": Lock(True, "audit")})
+    told = explain(marked, NOW)
+    assert told.status == "ERROR"
+    assert "the guest runs" in told.reason
+    assert [item.code for item in told.conditions] == ["marked", "locked"]
+    assert told.conditions[1].message.endswith("an administrator, so that no member changes it: audit")
 
 
 def test_it_is_total() -> None:

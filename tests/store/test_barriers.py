@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Claim, Register, Report
 from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing
-from unstuck.store import agents, networks, servers
+from unstuck.store import agents, networks, server_actions, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.compute import placements
 from unstuck.store.schema.network import ports
@@ -155,6 +155,44 @@ def test_a_stop_and_the_report_of_a_power_off_do_not_deadlock(cloud: Cloud) -> N
     assert (first, second) == ("h", None)
     assert cloud.wants()["a"].power is Power.OFF
     assert cloud.wants()["a"].intent == want.intent + 1, "the stop was first; the report adds nothing"
+
+
+def test_an_action_that_meets_a_lock_is_refused_by_it(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.lock_server(tx, "a", "project", caller(), None),
+        lambda tx: servers.delete_server(tx, "a", caller()),
+    )
+    assert first is None
+    assert isinstance(second, servers.Conflict)
+    assert not cloud.server().deleted
+
+
+def test_a_pause_and_a_stop_at_once_are_one_after_the_other(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.pause_server(tx, "a", caller()),
+        lambda tx: servers.stop_server(tx, "a", caller()),
+    )
+    assert (first, second) == ("h", "h")
+    assert cloud.wants()["a"].power is Power.OFF
+
+
+def test_a_mark_and_a_report_at_once_lose_neither(cloud: Cloud) -> None:
+    cloud.active()
+    want = cloud.wants()["a"]
+    seen = Observation(want.intent, Gone(), Thing.PRESENT, Step.AT_REST)
+    late = Report(cloud.agents["h"].incarnation, 10_000, "a", want.fence, seen)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.reset_state(tx, "a", "active", caller()),
+        lambda tx: agents.report(tx, "h", late),
+    )
+    assert (first, second) == ("h", None)
+    assert cloud.wants()["a"].mark == want.intent + 1
+    assert not cloud.settled(), "the report answers an older intent"
 
 
 def test_a_claim_and_a_registration_at_once_leave_no_lease_to_the_old_agent(cloud: Cloud) -> None:

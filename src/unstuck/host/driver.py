@@ -70,6 +70,14 @@ class Driver(Protocol):
         """Start the guest process with ``want.edge``; returns once it runs or has failed."""
         ...
 
+    async def pause(self, want: Want) -> None:
+        """Let the guest's CPUs stand still. Harmless when repeated."""
+        ...
+
+    async def resume(self, want: Want) -> None:
+        """Let the guest's CPUs go on. Harmless when repeated."""
+        ...
+
     async def power_down(self, want: Want) -> None:
         """Ask the guest to power itself off. Harmless when repeated."""
         ...

@@ -63,6 +63,7 @@ class ServerFilter(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None
     removed: bool | None = False
     equal: dict[str, Any] = {}
+    locked: bool | None = None
     name: str | None = None
     changed_since: float | None = None
     changed_before: float | None = None
@@ -115,6 +116,8 @@ def _conditions(wanted: ServerFilter) -> list[sa.ColumnElement[bool]]:
         found.append(servers.c.project_id == wanted.project_id)
     if wanted.removed is not None:
         found.append(servers.c.removed if wanted.removed else sa.not_(servers.c.removed))
+    if wanted.locked is not None:
+        found.append(servers.c.locked_by.is_not(None) if wanted.locked else servers.c.locked_by.is_(None))
     found += [EQUAL[key] == value for key, value in wanted.equal.items()]
     if wanted.name and is_literal(wanted.name):
         found.append(servers.c.name.icontains(wanted.name, autoescape=True))

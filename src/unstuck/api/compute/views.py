@@ -108,7 +108,7 @@ def _short(call: Call, item: ServerItem, state: Status) -> dict[str, Any]:
 def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     if version >= (2, 9):
-        shown["locked"] = False
+        shown["locked"] = item.facts.locked is not None
     if version >= (2, 19):
         shown["description"] = item.description
     if version >= (2, 26):
@@ -116,7 +116,7 @@ def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
     if version >= (2, 63):
         shown["trusted_image_certificates"] = None
     if version >= (2, 73):
-        shown["locked_reason"] = None
+        shown["locked_reason"] = item.facts.locked.reason if item.facts.locked else None
     if version >= (2, 96):
         shown["pinned_availability_zone"] = (item.requested_zone or "").partition(":")[0] or None
     return shown

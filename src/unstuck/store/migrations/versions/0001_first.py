@@ -264,12 +264,17 @@ def upgrade() -> None:
         sa.Column("created", sa.Double(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.Column("updated_wall", sa.Double(), nullable=False),
-        sa.Column("power", sa.String(length=8), nullable=False),
+        sa.Column("power", sa.String(length=16), nullable=False),
         sa.Column("intent", sa.BigInteger(), nullable=False),
         sa.Column("edge", sa.BigInteger(), nullable=False),
         sa.Column("edge_soft", sa.Boolean(), nullable=False),
         sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.Column("deleted_wall", sa.Double(), nullable=True),
+        sa.Column("locked_by", sa.String(length=8), nullable=True),
+        sa.Column("locked_reason", sa.String(length=255), nullable=True),
+        sa.Column("mark", sa.BigInteger(), nullable=False),
+        sa.Column("waiting", sa.Double(), nullable=True),
+        sa.Column("marked_wall", sa.Double(), nullable=True),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("world_version", sa.BigInteger(), nullable=False),
         sa.Column("seen", sa.Text(), nullable=True),
@@ -286,13 +291,17 @@ def upgrade() -> None:
         sa.Column("removed_wall", sa.Double(), nullable=True),
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.Column("next_look", sa.Double(), nullable=True),
-        sa.CheckConstraint("power IN ('on', 'off')", name=op.f("ck_servers_power")),
+        sa.CheckConstraint("locked_by IN ('owner', 'admin')", name=op.f("ck_servers_locked_by")),
+        sa.CheckConstraint("power IN ('on', 'paused', 'off')", name=op.f("ck_servers_power")),
         sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name=op.f("ck_servers_deleted_since")),
         sa.CheckConstraint(
             "(lease_incarnation IS NULL) = (work_deadline IS NULL)", name=op.f("ck_servers_work_has_deadline")
         ),
         sa.CheckConstraint("(removed_wall IS NULL) = (NOT removed)", name=op.f("ck_servers_removed_since")),
         sa.CheckConstraint("deleted OR NOT removed", name=op.f("ck_servers_removed_is_deleted")),
+        sa.CheckConstraint(
+            "locked_by IS NOT NULL OR locked_reason IS NULL", name=op.f("ck_servers_reason_of_a_lock")
+        ),
         sa.CheckConstraint("settled OR NOT removed", name=op.f("ck_servers_removed_is_settled")),
         sa.CheckConstraint(
             "settled OR next_look IS NOT NULL", name=op.f("ck_servers_unsettled_has_next_look")
