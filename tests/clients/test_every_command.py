@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def quiet() -> Iterator[None]:
 
 def column(rows: list[dict[str, Any]], name: str = "Name") -> set[Any]:
     return {row[name] for row in rows}
+
+
+def until(osc: Shell, server: str, status: str) -> None:
+    """Stop and start have no ``--wait``."""
+    deadline = time.monotonic() + 60
+    while osc.json("server show", server)["status"] != status:
+        assert time.monotonic() < deadline
 
 
 def test_identity(osc: Shell) -> None:
@@ -209,7 +217,9 @@ def test_servers(cloud: Running, osc: Shell, tmp_path: Path) -> None:
     assert osc.json("server group list") == []
     assert len(osc.json("port list --server s3")) == 1
     osc("server stop s3 s2")
+    until(osc, "s3", "SHUTOFF")
     osc("server start s3")
+    until(osc, "s3", "ACTIVE")
     osc("server delete --wait s3 s2")
     assert osc.json("server list") == []
 
