@@ -87,6 +87,10 @@ class Running:
             "project_domain_id": "default",
         }  # fmt: skip
 
+    def cli(self, *words: str) -> Any:
+        """The answer of one ``openstack`` command that must succeed, as JSON where it prints some."""
+        return Shell(self)("", *words)
+
     def environment(self, user: str = "admin", project: str = "admin") -> dict[str, str]:
         """What the ``openstack`` command is told."""
         found = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OS_REGION_NAME": "RegionOne"}

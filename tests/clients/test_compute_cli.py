@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openstack
 import pytest
-from running import Running, Shell
+from running import Running
 from tests.compute_site import KEY
-
-
-def command(cloud: Running) -> Callable[..., Any]:
-    """Runs one command given word by word."""
-    shell = Shell(cloud)
-    return lambda *words: shell(words[0], *words[1:])
 
 
 def names(rows: list[dict[str, Any]]) -> set[str]:
@@ -25,7 +18,7 @@ def names(rows: list[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.filterwarnings("default")
 def test_the_openstack_command(cloud: Running) -> None:
-    cli = command(cloud)
+    cli = cloud.cli
     key_file = Path(cloud.store.engine.url.database or "").with_name("key.pub")
     key_file.write_text(KEY)
     cli("keypair", "create", "--public-key", str(key_file), "k")
@@ -102,7 +95,7 @@ def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connectio
 
 @pytest.mark.filterwarnings("default")
 def test_lists_of_the_openstack_command(cloud: Running) -> None:
-    cli = command(cloud)
+    cli = cloud.cli
     [host] = cli("hypervisor", "list", "-f", "json")
     assert host["State"] == "up"
     [service] = cli("compute", "service", "list", "-f", "json")
