@@ -6,7 +6,7 @@ from typing import Any
 
 from unstuck.core.agents import Answer, Claim, Heartbeat, HostFacts, Register, Report
 from unstuck.core.server.control import FailIt, FinishDelete, PlaceIt, plan_control
-from unstuck.core.server.data import Gone, Observation, Power, Running, Step, Thing, Want
+from unstuck.core.server.data import Gone, Observation, Paused, Power, Running, Step, Thing, Want
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store
 
@@ -51,7 +51,8 @@ class FakeHost:
         return {want.server_id: want for want in world.wants}
 
     def report(self, want: Want, **changes: Any) -> None:
-        guest = Running(want.edge) if want.power is Power.ON else Gone()
+        guests = {Power.ON: Running(want.edge), Power.PAUSED: Paused(want.edge)}
+        guest = guests.get(want.power, Gone())
         seen = {
             "intent": want.intent, "guest": guest, "disk": Thing.PRESENT, "step": Step.AT_REST, **changes
         }  # fmt: skip

@@ -11,9 +11,42 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tests import postgres as own
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema import metadata
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[own.Postgres]:
+    """A PostgreSQL of our own, whose database ``template`` has the schema and a clock; whoever stops it
+    starts it again."""
+    if own.programs() is None:
+        pytest.skip("PostgreSQL's server is not installed (`make setup` installs Debian's package)")
+    with own.controlled(durable=False) as server:
+        made = Store(own.url(server.address, "postgres"))
+        made.create_all()
+        made.transact(init_clock, generation_id="0" * 32)
+        made.close()
+        own.copy(server.address, "template", "postgres")
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: own.Postgres) -> str:
+    """Its address."""
+    return postgres_server.address
+
+
+@pytest.fixture
+def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """An empty store on PostgreSQL with its clock."""
+    name = f"t{abs(hash(request.node.nodeid)):x}"
+    own.copy(postgres, name, "template")
+    made = Store(own.url(postgres, name))
+    yield made
+    made.close()
+    own.drop(postgres, name)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+
+_INIT = ("-A", "trust", "-U", "unstuck", "--no-sync")
 
 
 def programs() -> Path | None:
@@ -25,38 +28,82 @@ def url(address: str, name: str) -> str:
     return f"postgresql+psycopg://unstuck@{address}/{name}"
 
 
+class Postgres:
+    """A server that tests may stop, kill and freeze. ``durable`` waits for the disk at each commit."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        found = programs()
+        assert found is not None, (
+            "PostgreSQL's server is not installed (`make setup` installs Debian's package)"
+        )
+        self._programs = found
+        self._fsync = "on" if durable else "off"
+        self.folder = folder
+        self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.running: subprocess.Popen[bytes] | None = None
+
+    def make(self) -> None:
+        subprocess.run(
+            [*_as_user(), self._programs / "initdb", "-D", self.folder / "data", *_INIT],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+        )
+
+    def start(self) -> None:
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync={self._fsync}"
+        command = [*_as_user(), self._programs / "postgres", "-D", self.folder / "data", *options.split()]
+        with (self.folder / "log").open("ab") as log:
+            self.running = subprocess.Popen(
+                [*command, "-c", "max_connections=100"], stdout=log, stderr=log, cwd="/"
+            )
+        _wait_until_ready(self.address, self.running, self.folder / "log")
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """SIGTERM waits for sessions to end, SIGINT ends them, SIGQUIT is a crash."""
+        if self.running is not None:
+            self.running.send_signal(number)
+            self.running.wait(60)
+            self.running = None
+
+    def signal_all(self, number: int) -> None:
+        """The server and all its sessions, which are its children."""
+        assert self.running is not None
+        pids = [self.running.pid]
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.running.pid:
+                    pids.append(int(stat.parent.name))
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
 @contextlib.contextmanager
-def server(*, durable: bool) -> Iterator[str]:
-    """Runs a server; its address. ``durable`` waits for the disk at each commit, as a real one has to."""
-    found = programs()
-    assert found is not None, "PostgreSQL's server is not installed (`make setup` installs Debian's package)"
+def controlled(*, durable: bool) -> Iterator[Postgres]:
+    """Runs a server that may be stopped and started meanwhile."""
     # Not in pytest's own folder: that is closed to other users, again at each start of another pytest.
     folder = Path(tempfile.mkdtemp(prefix="unstuck-postgres-"))
     folder.chmod(0o755)
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
-    data, port = folder / "data", _free_port()
-    prefix = _as_user()
-    subprocess.run(
-        [*prefix, found / "initdb", "-D", data, "-A", "trust", "-U", "unstuck", "--no-sync"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        cwd="/",
-    )
-    fsync = "on" if durable else "off"
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={fsync} -c max_connections=100"
-    with (folder / "log").open("wb") as log:
-        running = subprocess.Popen(
-            [*prefix, found / "postgres", "-D", data, *options.split()], stdout=log, stderr=log, cwd="/"
-        )
+    made = Postgres(folder, durable=durable)
     try:
-        address = f"127.0.0.1:{port}"
-        _wait_until_ready(address, running, folder / "log")
-        yield address
+        made.make()
+        made.start()
+        yield made
     finally:
-        running.terminate()
-        running.wait(30)
+        made.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def server(*, durable: bool) -> Iterator[str]:
+    """Runs a server; its address."""
+    with controlled(durable=durable) as made:
+        yield made.address
 
 
 def copy(address: str, name: str, template: str) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from api_cloud import Cloud
 from tests.compute_site import Site
 
+from unstuck.store import clock
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts
 
@@ -184,7 +185,10 @@ def test_explanations(admin: Cloud, demo: Cloud, site: Site) -> None:
     shown = demo.get(f"{SERVERS}/{server_id}", headers=at("2.16")).json()["server"]
     assert (shown["status"], shown["host_status"]) == ("ACTIVE", "DOWN")
     demo.ask("DELETE", f"{SERVERS}/{server_id}")
-    assert told(demo, server_id)["status"] == "DELETED"
+    tomb = told(demo, server_id)
+    assert tomb["status"] == "DELETED"
+    assert "deleted while its host host-1 was silent" in tomb["reason"]
+    assert admin.get("/unstuck/v1/status").json()["tombstones"] == 1
     theirs = server(admin, site)
     assert demo.get(f"/unstuck/v1/explain/server/{theirs}").status_code == 404
     assert demo.get(f"/unstuck/v1/explain/planet/{theirs}").status_code == 404
@@ -197,6 +201,7 @@ def test_status_and_inventory(admin: Cloud, demo: Cloud, site: Site) -> None:
     site.settle()
     site.host.beat(unknown=("stray",))
     waiting = server(demo, site)
+    admin.store.transact(clock.tick, lease_seconds=30.0)
     shown = admin.get("/unstuck/v1/status").json()
     assert 0 <= shown["clock_age"] < 60
     assert shown["unsettled"]["server"]["count"] == 1

@@ -12,6 +12,7 @@ from unstuck.core.server.data import (
     Fence,
     Gone,
     HostSeen,
+    Lock,
     Mute,
     Observation,
     Off,
@@ -27,7 +28,7 @@ from unstuck.core.server.data import (
     Trouble,
     Unclear,
 )
-from unstuck.core.server.explain import explain
+from unstuck.core.server.explain import buried, explain
 from unstuck.core.time import Now
 
 NOW = Now(wall=2000.0, lease=1000.0)
@@ -59,6 +60,7 @@ def seen(guest: object = None, step: Step = Step.AT_REST, trouble: Trouble | Non
 
 
 FINAL = Trouble("disk-missing", "the disk is gone", "delete it", final=True)
+FULL = Trouble("guest-io-error", "a write found no room", "make room")
 MINOR = Trouble("image-slow", "the image cannot be fetched", "look at the network")
 PLACED = {"place": PLACE, "host": host()}
 RUNNING = {**PLACED, "seen": seen(), "disk_recorded": True, "launched_wall": 1.0, "operation": None}
@@ -72,6 +74,11 @@ TABLE = [
     (but(**PLACED, seen=seen(Gone(2, "no KVM"), Step.STARTING)), "last start failed: no KVM", "host", 100.0),
     (but(**PLACED, seen=seen(Gone(), Step.WAITING, MINOR)), "cannot be fetched", "host agent", 100.0),
     (but(**RUNNING), "the guest runs", "host agent", None),
+    (but(**RUNNING | {"power": Power.PAUSED, "seen": seen(Paused(1))}), "is paused, as it", "host", None),
+    (but(**RUNNING | {"seen": seen(Paused(1, "io-error"), Step.WAITING, FULL)}), "no room", "host", 59.0),
+    (but(**RUNNING | {"intent": 2, "power": Power.PAUSED, "operation": operation(OperationKind.PAUSE)}),
+     "to be paused; the host has not acted", "host agent", 100.0),
+    (but(waiting=950.0), "waits for a host", "the control plane", 250.0),
     (but(**RUNNING | {"host": host(75.0)}), "silent for 75 s; a guest that was started", "nobody", None),
     (but(**RUNNING | {"seen": seen(trouble=FINAL)}), "the disk is gone", "host agent", None),
     (but(**RUNNING | {"intent": 2, "power": Power.OFF, "operation": operation(OperationKind.STOP)}),
@@ -80,7 +87,15 @@ TABLE = [
     (but(**RUNNING | {"deleted": True}), "removes guest, ports, disk", "host agent", 59.0),
     (but(**RUNNING | {"deleted": True, "host": host(80.0)}), "silent for 80 s", "the control plane", 0.0),
     (but(deleted=True), "no host has anything", "the control plane", 0.0),
-    (but(deleted=True, removed=True, operation=None), "was deleted", "nobody", None),
+    (but(deleted=True, removed=True, operation=None), "nothing is left of it", "nobody", None),
+    # docs/demo.txt said "makes the root disk" of a guest that had been running for ten seconds.
+    (but(**PLACED, seen=seen(Gone(), Step.DISK)), "the host makes the root disk", "host agent", 100.0),
+    (but(**PLACED, seen=seen(Gone(), Step.DISK), disk_recorded=True),
+     "is made and recorded; the host makes the port and starts the guest, or", "host agent", 100.0),
+    (but(**PLACED | {"host": host(75.0)}), "if a guest was started there, it runs on; what", "nobody", None),
+    # Its stop is an intent of its own, which the host has yet to act on: nobody asked for something else.
+    (but(**RUNNING | {"intent": 2, "power": Power.OFF, "seen": seen(Off(1))}),
+     "the guest powered itself off; the host clears its process away", "host agent", 59.0),
 ]  # fmt: skip
 
 
@@ -93,6 +108,15 @@ def test_what_is_said(server: Server, reason: str, holder: str, by: float | None
     assert told.next
 
 
+def test_a_tombstone_says_whom_it_waits_for() -> None:
+    gone = explain(but(deleted=True, removed=True, operation=None), NOW)
+    told = buried(gone, "host-1")
+    assert "deleted while its host host-1 was silent" in told.reason
+    assert told.holder == "host agent on host-1"
+    assert "when the agent is back" in told.next
+    assert told.status == "DELETED"
+
+
 def test_conditions() -> None:
     late = but(**RUNNING | {"intent": 2, "operation": operation(OperationKind.STOP, 950.0)})
     assert [item.code for item in explain(late, NOW).conditions] == ["overdue"]
@@ -102,6 +126,15 @@ def test_conditions() -> None:
     assert [item.code for item in explain(quiet, NOW).conditions] == ["host-silent"]
     troubled = but(**RUNNING | {"seen": seen(trouble=FINAL)})
     assert explain(troubled, NOW).conditions[0].remedy == "delete it"
+
+
+def test_marks_and_locks_are_told() -> None:
+    marked = but(**RUNNING | {"marked_wall": 1.0, "locked": Lock(True, "audit")})
+    told = explain(marked, NOW)
+    assert told.status == "ERROR"
+    assert "the guest runs" in told.reason
+    assert [item.code for item in told.conditions] == ["marked", "locked"]
+    assert told.conditions[1].message.endswith("an administrator, so that no member changes it: audit")
 
 
 def test_it_is_total() -> None:

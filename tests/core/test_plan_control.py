@@ -97,6 +97,12 @@ def test_what_failed_is_left_alone_until_somebody_deletes_it() -> None:
     assert plan_control(replaced(failed, deleted=True), NOW) == FinishDelete(tombstone=False)
 
 
+def test_after_an_operators_mark_it_waits_for_a_host_again() -> None:
+    old = replaced(NEW, created=NOW.lease - 2 * NO_HOST_DEADLINE)
+    assert isinstance(plan_control(old, NOW), FailIt)
+    assert plan_control(replaced(old, waiting=NOW.lease - 1), NOW) == PlaceIt()
+
+
 def test_a_server_whose_guest_runs_is_settled() -> None:
     assert plan_control(ACTIVE, NOW) == Settled()
 
@@ -121,7 +127,18 @@ def test_delete_waits_for_a_living_host() -> None:
     assert plan.at > NOW.lease
 
 
-GUESTS: list[Guest] = [Running(1), Running(2), Paused(1), Off(1), Mute(1), Gone(), Gone(5), Unclear("?")]
+GUESTS: list[Guest] = [
+    Running(1),
+    Running(2),
+    Paused(1),
+    Paused(2),
+    Paused(2, "io-error"),
+    Off(1),
+    Mute(1),
+    Gone(),
+    Gone(5),
+    Unclear("?"),
+]
 TROUBLES = [None, Trouble("x", "reason", "remedy"), Trouble("y", "reason", "remedy", final=True)]
 OPERATIONS = [None] + [
     Operation("o", kind, 2, soft, NOW.lease - 5, deadline)
@@ -172,7 +189,7 @@ def test_a_delete_is_never_called_settled_before_it_is_done() -> None:
 
 def test_active_is_claimed_only_for_what_once_ran() -> None:
     for server in EVERYTHING:
-        if server.launched_wall is None and server.power is Power.ON:
+        if server.launched_wall is None and server.power is Power.ON and server.marked_wall is None:
             assert status(server, NOW).status in ("BUILD", "ERROR"), server
 
 
@@ -208,6 +225,11 @@ def test_an_operation_is_done_only_when_the_facts_say_so() -> None:
             assert satisfied(server), server
 
 
+def asked(kind: OperationKind, power: Power, guest: Guest = ACTIVE.seen.guest) -> Server:  # type: ignore[union-attr]
+    operation = Operation("o", kind, 1, False, NOW.lease - 1, NOW.lease + 50)
+    return replaced(ACTIVE, power=power, intent=2, seen=seen(guest), operation=operation)
+
+
 STATUSES = [
     ("new", NEW, "BUILD", "scheduling"),
     ("placed, nothing seen", PLACED, "BUILD", None),
@@ -215,7 +237,23 @@ STATUSES = [
     ("ports", replaced(PLACED, seen=seen(Gone(), step=Step.NETWORK)), "BUILD", "networking"),
     ("starting", replaced(PLACED, seen=seen(Gone(), step=Step.STARTING)), "BUILD", "spawning"),
     ("running", ACTIVE, "ACTIVE", None),
-    ("paused", replaced(ACTIVE, seen=seen(Paused(1))), "PAUSED", None),
+    ("paused", replaced(ACTIVE, power=Power.PAUSED, seen=seen(Paused(1))), "PAUSED", None),
+    ("stands still by itself", replaced(ACTIVE, seen=seen(Paused(1, "io-error"))), "PAUSED", None),
+    ("to be paused", asked(OperationKind.PAUSE, Power.PAUSED), "ACTIVE", "pausing"),
+    ("to be unpaused", asked(OperationKind.UNPAUSE, Power.ON, Paused(1)), "PAUSED", "unpausing"),
+    (
+        "paused, crashed, to be started again",
+        replaced(ACTIVE, power=Power.PAUSED, seen=seen(Gone())),
+        "PAUSED",
+        None,
+    ),
+    ("marked by an operator", replaced(ACTIVE, marked_wall=4000.0), "ERROR", None),
+    (
+        "its failure, looked at anew",
+        replaced(ACTIVE, intent=2, seen=seen(Gone(), trouble=TROUBLES[2])),
+        "ERROR",
+        None,
+    ),
     ("mute", replaced(ACTIVE, seen=seen(Mute(1))), "ACTIVE", None),
     ("crashed, to be started again", replaced(ACTIVE, seen=seen(Gone())), "ACTIVE", None),
     ("stopped", replaced(ACTIVE, seen=seen(Gone()), power=Power.OFF), "SHUTOFF", None),

@@ -29,7 +29,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.core.server.host import Act, Decision, Do, Hold, Rest, plan_host
+from unstuck.core.server.host import DISK_BUDGET, Act, Decision, Do, Hold, Rest, after_failure, plan_host
 
 P, A, U = Thing.PRESENT, Thing.ABSENT, Thing.UNKNOWN
 SPEC = Spec("a", "a", "p", "nova", Flavor(1, 64, 1), ())
@@ -52,6 +52,7 @@ WANTS = {
     "reboot hard": msgspec.structs.replace(ON, edge=4),
     "reboot soft": msgspec.structs.replace(ON, edge=4, soft=True, patience=30.0),
     "reboot soft, overdue": msgspec.structs.replace(ON, edge=4, soft=True),
+    "paused": msgspec.structs.replace(ON, power=Power.PAUSED),
     "off": msgspec.structs.replace(ON, power=Power.OFF, patience=30.0),
     "off, overdue": msgspec.structs.replace(ON, power=Power.OFF),
     "gone": msgspec.structs.replace(ON, gone=True),
@@ -59,6 +60,8 @@ WANTS = {
 GUESTS: dict[str, Guest] = {
     "running": Running(3),
     "paused": Paused(3),
+    "no room": Paused(3, "io-error"),
+    "broken": Paused(3, "internal-error"),
     "off": Off(3),
     "mute": Mute(3),
     "absent": Gone(),
@@ -68,13 +71,14 @@ GUESTS: dict[str, Guest] = {
 WHOLE = View(guest=Gone(), images=Ready(), disk=P, nics=P, folder=P)
 
 TABLE = {
-    "on": "rest rest rest hold start hold hold",
-    "reboot hard": "quit quit quit quit start hold hold",
-    "reboot soft": "power_down quit quit quit start hold hold",
-    "reboot soft, overdue": "quit quit quit quit start hold hold",
-    "off": "power_down quit quit quit rest rest hold",
-    "off, overdue": "quit quit quit quit rest rest hold",
-    "gone": "quit quit quit quit remove_nics remove_nics hold",
+    "on": "rest resume resume hold rest hold start hold hold",
+    "reboot hard": "quit quit quit quit quit quit start hold hold",
+    "reboot soft": "power_down quit quit quit quit quit start hold hold",
+    "reboot soft, overdue": "quit quit quit quit quit quit start hold hold",
+    "paused": "pause rest rest rest rest hold start hold hold",
+    "off": "power_down quit quit quit quit quit rest rest hold",
+    "off, overdue": "quit quit quit quit quit quit rest rest hold",
+    "gone": "quit quit quit quit quit quit remove_nics remove_nics hold",
 }
 CELLS = [
     (wanted, seen, expected)
@@ -165,14 +169,19 @@ def test_the_planner_is_total_and_keeps_the_laws() -> None:
         if does is Do.START:
             assert isinstance(view.guest, Gone)
             assert (view.disk, view.nics, want.disk_recorded) == (P, P, True)
-            assert want.power is Power.ON
+            assert want.power is not Power.OFF
             assert not want.gone
+        if does is Do.PAUSE:
+            assert want.power is Power.PAUSED
+        if does is Do.RESUME:
+            assert want.power is Power.ON
+            assert isinstance(view.guest, Paused)
         if does in (Do.REMOVE_NICS, Do.REMOVE_FOLDER):
             assert want.gone
             assert isinstance(view.guest, Gone)
         if does is Do.REMOVE_FOLDER:
             assert view.folder is P
-        if does is Do.QUIT and not want.gone and want.power is Power.ON:
+        if does is Do.QUIT and not want.gone and want.power is not Power.OFF:
             assert want.edge > 3, "a guest that is wanted is never ended"
 
 
@@ -197,6 +206,17 @@ def test_a_fetch_that_fails_is_tried_again_ever_more_slowly_and_says_why_meanwhi
         assert (decision.trouble.remedy, decision.trouble.final) == ("make room", False)
         waits.append(decision.then)
     assert waits == [2.0, 4.0, 60.0, 60.0, 60.0]
+
+
+def test_a_disk_that_cannot_be_made_is_given_up_only_when_nothing_is_short() -> None:
+    for lasting in range(DISK_BUDGET):
+        trouble = after_failure("no", "wait", lasting)
+        assert (trouble.code, trouble.remedy, trouble.final) == ("effect-failed", "wait", False)
+    for lasting in (DISK_BUDGET, DISK_BUDGET + 1000):
+        trouble = after_failure("no", "wait", lasting)
+        assert (trouble.code, trouble.final) == ("disk-impossible", True)
+        assert "no" in trouble.reason
+        assert trouble.remedy == "delete the server and use another image"
 
 
 def test_a_network_that_cannot_be_seen_is_told_with_its_reason_and_remedy() -> None:

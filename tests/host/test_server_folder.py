@@ -67,20 +67,29 @@ def test_nothing_but_a_nonce_names_a_disk(folder: ServerFolder) -> None:
 
 
 def test_starts_count_per_edge_and_only_lately(folder: ServerFolder) -> None:
+    three, four = make_want(edge=3), make_want(edge=4)
     for now in (1000.0, 1001.0, 1002.0):
-        folder.record_start(3, now, window=600)
-    assert folder.recent_starts(3, 1003.0, 600) == 3
-    assert folder.recent_starts(4, 1003.0, 600) == 0
-    assert folder.recent_starts(3, 1601.5, 600) == 1
-    folder.record_start(4, 1003.0, 600)
-    assert folder.recent_starts(4, 1003.0, 600) == 1
+        folder.record_start(three, now, window=600)
+    assert folder.recent_starts(three, 1003.0, 600) == 3
+    assert folder.recent_starts(four, 1003.0, 600) == 0
+    assert folder.recent_starts(three, 1601.5, 600) == 1
+    folder.record_start(four, 1003.0, 600)
+    assert folder.recent_starts(four, 1003.0, 600) == 1
     folder.forget_starts()
-    assert folder.recent_starts(4, 1003.0, 600) == 0
+    assert folder.recent_starts(four, 1003.0, 600) == 0
+
+
+def test_starts_before_an_operators_mark_do_not_count(folder: ServerFolder) -> None:
+    folder.record_start(make_want(edge=3), 1000.0, 600)
+    marked = make_want(edge=3, mark=9)
+    assert folder.recent_starts(marked, 1001.0, 600) == 0
+    folder.record_start(marked, 1001.0, 600)
+    assert folder.recent_starts(marked, 1002.0, 600) == 1
 
 
 def test_starts_of_another_boot_do_not_count(folder: ServerFolder) -> None:
     (folder.path / "starts.json").write_text('{"edge":3,"boot_id":"other","times":[1.0,2.0]}')
-    assert folder.recent_starts(3, 3.0, 600) == 0
+    assert folder.recent_starts(make_want(edge=3), 3.0, 600) == 0
 
 
 def test_the_console_log_is_bounded_while_the_guest_appends(folder: ServerFolder) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from unstuck.core.server.data import (
     Mute,
     Nic,
     Off,
+    Paused,
     Power,
     Ready,
     Running,
@@ -45,6 +46,7 @@ from unstuck.host.driver import Driver, DriverError
 from unstuck.host.drivers.folder import ServerFolder, write_identity
 from unstuck.host.drivers.process import pidfile_holder, run, strays
 from unstuck.host.drivers.qemu import QemuDriver
+from unstuck.host.drivers.qmp import Qmp
 from unstuck.host.images import FolderSource
 
 pytestmark = pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="no QEMU")
@@ -156,6 +158,12 @@ async def until(driver: Driver, want: Want, wanted: type[Guest], seconds: float 
             return guest
         assert time.monotonic() < end, guest
         await asyncio.sleep(0.05)
+
+
+def fill(file: Path) -> None:
+    """Take all the room there is."""
+    with file.open("wb") as stuffing:
+        os.posix_fallocate(stuffing.fileno(), 0, shutil.disk_usage(file.parent).free)
 
 
 async def powered_off(driver: Driver, want: Want) -> Guest:
@@ -335,6 +343,65 @@ def test_a_frozen_guest_is_mute_never_gone_and_can_still_be_ended(
             assert isinstance((await driver.look(want)).guest, Gone)
 
     asyncio.run(scene())
+
+
+def test_a_guest_is_paused_and_continued(tmp_path: Path, images: tuple[BootImage, ...]) -> None:
+    """By us; and one that somebody else stopped, or that found its disk full, does not stay so."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, images) as stage:
+            want, driver = stage.want(), stage.driver()
+            await settle(driver, want)
+            pid = stage.pid(want)
+            paused = msgspec.structs.replace(want, power=Power.PAUSED, disk_recorded=True)
+            assert await settle(driver, paused) is Step.AT_REST
+            assert (await driver.look(paused)).guest == Paused(1)
+            await driver.pause(paused)
+            other = stage.driver(rescue=True)
+            assert (await other.look(paused)).guest == Paused(1)
+            await other.close()
+            on = msgspec.structs.replace(paused, power=Power.ON)
+            stage.events.clear()
+            assert await settle(driver, on) is Step.AT_REST
+            assert (await driver.look(on)).guest == Running(1)
+            assert want.server_id in stage.events
+            await driver.resume(on)
+            monitor = await Qmp.connect(stage.folder(want).sockets[1], 2.0)
+            await monitor.execute("stop", 2.0)
+            await monitor.close()
+            assert (await driver.look(on)).guest == Paused(1)
+            assert await settle(driver, on) is Step.AT_REST
+            assert (await driver.look(on)).guest == Running(1)
+            assert stage.pid(want) == pid
+
+    asyncio.run(scene())
+
+
+@pytest.mark.root
+def test_a_guest_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(
+    small_disk: Callable[[int], Path], images: tuple[BootImage, ...]
+) -> None:
+    async def scene(place: Path) -> None:
+        async with staged(place, images) as stage:
+            want, driver = stage.want(), stage.driver()
+            await settle(driver, want)
+            on = msgspec.structs.replace(want, disk_recorded=True)
+            stuffing = place / "stuffing"
+            await asyncio.to_thread(fill, stuffing)  # while it boots, and counts its boots on its disk
+            assert await until(driver, on, Paused) == Paused(1, "io-error")
+            decision = plan_host(on, await driver.look(on))
+            assert isinstance(decision, Act)
+            assert decision.do is Do.RESUME
+            assert decision.trouble is not None
+            assert "no room" in decision.trouble.reason
+            await driver.resume(on)
+            assert await until(driver, on, Paused) == Paused(1, "io-error")
+            stuffing.unlink()
+            await driver.resume(on)
+            await ready(driver, on)
+            assert (await driver.look(on)).guest == Running(1)
+
+    asyncio.run(scene(small_disk(400 << 20)))
 
 
 def test_a_child_that_hangs_before_its_exec_is_unclear_and_then_fine(

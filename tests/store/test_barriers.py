@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Claim, Register, Report
 from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing
-from unstuck.store import agents, networks, servers
+from unstuck.store import agents, networks, server_actions, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.compute import placements
 from unstuck.store.schema.network import ports
@@ -157,6 +157,44 @@ def test_a_stop_and_the_report_of_a_power_off_do_not_deadlock(cloud: Cloud) -> N
     assert cloud.wants()["a"].intent == want.intent + 1, "the stop was first; the report adds nothing"
 
 
+def test_an_action_that_meets_a_lock_is_refused_by_it(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.lock_server(tx, "a", "project", caller(), None),
+        lambda tx: servers.delete_server(tx, "a", caller()),
+    )
+    assert first is None
+    assert isinstance(second, servers.Conflict)
+    assert not cloud.server().deleted
+
+
+def test_a_pause_and_a_stop_at_once_are_one_after_the_other(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.pause_server(tx, "a", caller()),
+        lambda tx: servers.stop_server(tx, "a", caller()),
+    )
+    assert (first, second) == ("h", "h")
+    assert cloud.wants()["a"].power is Power.OFF
+
+
+def test_a_mark_and_a_report_at_once_lose_neither(cloud: Cloud) -> None:
+    cloud.active()
+    want = cloud.wants()["a"]
+    seen = Observation(want.intent, Gone(), Thing.PRESENT, Step.AT_REST)
+    late = Report(cloud.agents["h"].incarnation, 10_000, "a", want.fence, seen)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_actions.reset_state(tx, "a", "active", caller()),
+        lambda tx: agents.report(tx, "h", late),
+    )
+    assert (first, second) == ("h", None)
+    assert cloud.wants()["a"].mark == want.intent + 1
+    assert not cloud.settled(), "the report answers an older intent"
+
+
 def test_a_claim_and_a_registration_at_once_leave_no_lease_to_the_old_agent(cloud: Cloud) -> None:
     cloud.create("a")
     assert cloud.place("a")
@@ -197,3 +235,30 @@ def test_a_registration_that_was_first_refuses_the_claim_and_the_report_of_the_o
     assert registered.granted
     assert isinstance(late, agents.Superseded)
     assert cloud.server().seen is None
+
+
+def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:
+    """Also where both search from the same place: all but two are in use, and the cursor is at the end."""
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    for name in "vwxyz":
+        cloud.create(name)
+    freed = sa.delete(ports).where(ports.c.server_id.in_(["w", "y"]))
+    cloud.store.transact(lambda tx: tx.execute(freed))
+    overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
+    found = sa.select(ports.c.address).where(ports.c.server_id.in_(["a", "b"]))
+    addresses = cloud.store.read(lambda tx: set(tx.execute(found).scalars()))
+    assert addresses == {"10.9.0.11", "10.9.0.13"}
+
+
+def test_a_create_does_not_take_the_address_of_a_delete_that_may_yet_fail(postgres_store: Store) -> None:
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    for name in "vwxyz":
+        cloud.create(name)
+
+    def undone(tx: Tx) -> None:
+        tx.execute(sa.delete(ports).where(ports.c.server_id == "w"))
+
+    first, second = overlap(cloud.store, undone, lambda tx: insert(tx, "a"))
+    # The delete is not committed while the create looks, so there it is still taken.
+    assert first is None
+    assert isinstance(second, networks.NoMoreAddresses)

@@ -11,8 +11,21 @@ import sqlalchemy as sa
 
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Heartbeat, Register
-from unstuck.core.server.data import Gone, Mute, Off, Power, Running, Step, Thing, Trouble, Unclear
-from unstuck.store import agents, clock, networks, servers
+from unstuck.core.errors import Forbidden
+from unstuck.core.server.data import (
+    Gone,
+    Lock,
+    Mute,
+    Off,
+    Paused,
+    Power,
+    Running,
+    Step,
+    Thing,
+    Trouble,
+    Unclear,
+)
+from unstuck.store import agents, clock, networks, server_actions, server_edit, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.clock import clock as clock_table
 from unstuck.store.schema.compute import operations, placements
@@ -374,6 +387,8 @@ CHECKS = {
     "work_has_deadline": {"lease_incarnation": 1, "work_deadline": None},
     "removed_is_deleted": {"removed": True, "removed_wall": 1.0, "settled": True, "next_look": None},
     "power": {"power": "maybe"},
+    "locked_by": {"locked_by": "nobody"},
+    "reason_of_a_lock": {"locked_reason": "why"},
 }
 
 
@@ -427,6 +442,158 @@ def test_lease_time_never_goes_back_and_a_gap_moves_it_with_the_leases(tmp_path:
         swept = store.transact(clock.tick, lease_seconds=30.0)
     assert swept, "a second gap does not postpone the sweep for ever"
     store.close()
+
+
+def test_pause_and_unpause_are_levels_of_one_guest_process(cloud: Cloud) -> None:
+    cloud.active()
+    edge = cloud.wants()["a"].edge
+    assert cloud.store.transact(server_actions.pause_server, "a", caller()) == "h"
+    assert (cloud.status().status, cloud.status().task_state) == ("ACTIVE", "pausing")
+    want = cloud.wants()["a"]
+    assert (want.power, want.edge) == (Power.PAUSED, edge)
+    cloud.report(Paused(edge))
+    assert (cloud.status().status, cloud.status().power_state, cloud.settled()) == ("PAUSED", 3, True)
+    cloud.store.transact(server_actions.unpause_server, "a", caller())
+    assert (cloud.status().status, cloud.status().task_state) == ("PAUSED", "unpausing")
+    assert not cloud.settled()
+    cloud.report(Running(edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_guest_that_stopped_by_itself_is_not_at_rest(cloud: Cloud) -> None:
+    """Found by reading: a guest whose disk was full rested as PAUSED for ever."""
+    cloud.active()
+    cloud.report(Paused(1, "io-error"), step=Step.WAITING, trouble=Trouble("guest-io-error", "full", "room"))
+    assert (cloud.status().status, cloud.status().task_state) == ("PAUSED", None)
+    assert not cloud.settled()
+    cloud.report(Running(1))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_guest_that_powers_itself_off_before_it_is_paused_stays_off(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.pause_server, "a", caller())
+    cloud.report(Off(1), intent=1)
+    assert cloud.wants()["a"].power is Power.PAUSED
+    cloud.report(Off(1))
+    assert cloud.wants()["a"].power is Power.OFF
+    cloud.report(Gone())
+    assert (cloud.status().status, cloud.settled()) == ("SHUTOFF", True)
+    state = sa.select(operations.c.state).where(operations.c.kind == "pause")
+    assert scalar(cloud, state) == "failed"
+
+
+def test_a_hard_reboot_overrides_a_pause(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.pause_server, "a", caller())
+    with pytest.raises(servers.Conflict, match="pausing"):
+        cloud.store.transact(server_actions.pause_server, "a", caller())
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    want = cloud.wants()["a"]
+    assert (want.power, want.edge) == (Power.ON, 3)
+
+
+def admin() -> servers.Caller:
+    return msgspec.structs.replace(caller(), project_id="other", admin=True)
+
+
+MEMBERS_ACTIONS: list[Callable[[Tx], object]] = [
+    lambda tx: servers.stop_server(tx, "a", caller()),
+    lambda tx: servers.start_server(tx, "a", caller()),
+    lambda tx: servers.reboot_server(tx, "a", caller(), soft=True),
+    lambda tx: servers.delete_server(tx, "a", caller()),
+    lambda tx: server_actions.pause_server(tx, "a", caller()),
+    lambda tx: server_actions.unpause_server(tx, "a", caller()),
+    lambda tx: server_edit.change_metadata(tx, "a", "project", lambda _: {}),
+]
+
+
+@pytest.mark.parametrize("action", MEMBERS_ACTIONS)
+def test_a_locked_server_is_left_alone_by_members(cloud: Cloud, action: Callable[[Tx], object]) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.lock_server, "a", "project", caller(), "audit")
+    with pytest.raises(servers.Conflict, match="locked by its owner: it has to be unlocked first"):
+        cloud.store.transact(action)
+    assert cloud.settled()
+    assert cloud.server().intent == 1
+    cloud.store.transact(servers.stop_server, "a", admin())
+
+
+def test_who_may_unlock(cloud: Cloud) -> None:
+    cloud.active()
+    lock, unlock = server_actions.lock_server, server_actions.unlock_server
+    cloud.store.transact(lock, "a", None, admin(), None)
+    cloud.store.transact(lock, "a", "project", caller(), "mine")
+    assert cloud.server().locked == Lock(by_admin=True, reason=None), "an owner does not take it over"
+    with pytest.raises(Forbidden):
+        cloud.store.transact(unlock, "a", "project", caller())
+    cloud.store.transact(unlock, "a", None, admin())
+    cloud.store.transact(lock, "a", "project", caller(), "mine")
+    assert cloud.server().locked == Lock(by_admin=False, reason="mine")
+    with pytest.raises(servers.NotFound):
+        cloud.store.transact(unlock, "a", "another project", caller())
+    cloud.store.transact(unlock, "a", "project", caller())
+    cloud.store.transact(unlock, "a", "project", caller())
+    assert cloud.server().locked is None
+    kinds = cloud.store.read(lambda tx: list(tx.execute(sa.select(operations.c.kind)).scalars()))
+    assert sorted(kinds) == ["create", "lock", "lock", "lock", "unlock", "unlock", "unlock"]
+
+
+def test_a_mark_writes_no_status(cloud: Cloud) -> None:
+    """What failed is tried again, and until the host says otherwise its last word stands."""
+    cloud.active()
+    trouble = Trouble("guest-keeps-failing", "it does not stay up", "reboot it", final=True)
+    cloud.report(Gone(5), trouble=trouble)
+    assert (cloud.status().status, cloud.settled()) == ("ERROR", True)
+    assert cloud.store.transact(server_actions.reset_state, "a", "active", admin()) == "h"
+    want = cloud.wants()["a"]
+    assert (want.mark, want.edge) == (want.intent, 1)
+    assert (cloud.status().status, cloud.settled()) == ("ERROR", False)
+    cloud.report(Running(1))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_mark_of_failure_is_shown_until_something_succeeds(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.reset_state, "a", "error", admin())
+    shown = cloud.status()
+    assert (shown.status, shown.power_state) == ("ERROR", 1)
+    assert shown.fault is not None
+    assert shown.fault[0] == "an operator marked the server as failed"
+    cloud.report(Running(1))
+    assert cloud.settled()
+    cloud.store.transact(server_actions.reset_state, "a", "active", admin())
+    assert cloud.status().status == "ACTIVE"
+    cloud.store.transact(server_actions.reset_state, "a", "error", admin())
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    assert cloud.status().status == "ERROR"
+    cloud.report(Running(cloud.wants()["a"].edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_mark_lets_a_server_wait_for_a_host_again(cloud: Cloud) -> None:
+    cloud.create()
+    age(cloud, 301)
+    cloud.store.transact(servers.fail_server, "a", "no-host", "No valid host was found", "delete it")
+    assert cloud.store.transact(server_actions.reset_state, "a", "active", admin()) is None
+    assert (cloud.status().status, cloud.status().task_state) == ("BUILD", "scheduling")
+    assert cloud.store.read(servers.due_servers, 10) == ["a"]
+    cloud.store.transact(servers.review_server, "a")
+    assert cloud.place()
+
+
+def test_a_mark_changes_nothing_of_what_is_asked(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(servers.stop_server, "a", caller())
+    cloud.store.transact(server_actions.reset_state, "a", "active", admin())
+    assert cloud.status().task_state == "powering-off"
+    cloud.report(Gone())
+    assert (cloud.status().status, cloud.settled()) == ("SHUTOFF", True)
+    cloud.store.transact(servers.delete_server, "a", caller())
+    cloud.store.transact(server_actions.reset_state, "a", "active", admin())
+    assert cloud.wants()["a"].gone
+    cloud.removed()
+    assert cloud.status().status == "DELETED"
 
 
 def without_networks(cloud: Cloud, host_id: str = "h") -> None:

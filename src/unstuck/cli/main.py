@@ -17,6 +17,9 @@ _COMMANDS = {
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
     "demo": ("unstuck.cli.demo:demo", "Break a real cloud at the worst moment; watch it mend itself."),
     "image": ("unstuck.cli.image:app", "Guest images of our own."),
+    "serve": ("unstuck.control.main:main", "Run a control plane here (what `up` starts)."),
+    "host": ("unstuck.host.main:main", "Run the agent of this host (what `up` starts)."),
+    "sim": ("unstuck.sim.cli:main", "The simulator: exhaustive, random, replay."),
 }
 
 
@@ -28,6 +31,7 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Run one command; errors are a sentence, never a traceback."""
     from unstuck.cli.errors import CliError
+    from unstuck.cli.words import plain_lines
 
     try:
         if argv and argv[0] in _PROCESSES:
@@ -36,7 +40,7 @@ def run(argv: list[str]) -> int:
             return _sim(argv[1:])
         return _command(argv)
     except CliError as error:
-        print(f"unstuck: {error}", file=sys.stderr)
+        print(f"unstuck: {plain_lines(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130

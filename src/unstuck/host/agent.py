@@ -19,7 +19,9 @@ from unstuck.core.port import Port
 from unstuck.core.server.data import (
     BootImage,
     Fence,
+    FetchFailed,
     Gone,
+    Missing,
     Mute,
     Observation,
     Off,
@@ -32,7 +34,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.core.server.host import Act, Do, Hold, Rest, plan_host
+from unstuck.core.server.host import Act, Do, Hold, Rest, after_failure, plan_host
 from unstuck.core.time import backoff
 from unstuck.host.control import Control, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.driver import Driver, DriverError, shortage
@@ -76,6 +78,8 @@ class Agent:
         self._claimed: dict[str, tuple[Fence, int]] = {}
         self._reported: dict[str, tuple[Fence, Observation]] = {}
         self._asked: set[str] = set()
+        self._marked: set[str] = set()
+        self._continued: dict[str, tuple[int, float]] = {}
         self._knows_world = False
 
     @property
@@ -179,9 +183,12 @@ class Agent:
             known = self._held.get(want.server_id)
             if known is not None and known.want.version != want.version:
                 self._reported.pop(want.server_id, None)  # told anew: so that is what it asks of us, too
+                if known.want.mark != want.mark:
+                    self._marked.add(want.server_id)
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
-        for server_id in [known for known in self._held if known not in world.ids]:
+        ids = frozenset(world.ids)
+        for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
         for server_id in self._held:
             if server_id not in self._tended:
@@ -198,6 +205,8 @@ class Agent:
         self._held.pop(server_id, None)
         self._claimed.pop(server_id, None)
         self._reported.pop(server_id, None)
+        self._marked.discard(server_id)
+        self._continued.pop(server_id, None)
         self._port.wake(server_id)
 
     def _want(self, server_id: str) -> Want | None:
@@ -210,12 +219,12 @@ class Agent:
 
     async def _tend(self, server_id: str) -> None:
         """The loop of one server. Its errors are its own: they are backed off here (law 8)."""
-        failures = 0
+        failures = lasting = 0
         try:
             while (want := self._want(server_id)) is not None:
                 try:
                     seconds = await self._step(want)
-                    failures = 0
+                    failures = lasting = 0
                 except Refused:
                     self._forget(server_id)
                     return
@@ -225,9 +234,9 @@ class Agent:
                 except (DriverError, OSError) as error:
                     failures += 1
                     seconds = backoff(failures, 1.0, BACKOFF_MAX, key=server_id)
-                    await self._report_failure(
-                        want, error if isinstance(error, DriverError) else shortage(error)
-                    )
+                    failed = error if isinstance(error, DriverError) else shortage(error)
+                    lasting = lasting + 1 if failed.lasting else 0
+                    await self._report_failure(want, failed, lasting)
                 except Superseded:
                     raise
                 except Exception:
@@ -242,11 +251,14 @@ class Agent:
     async def _step(self, want: Want) -> float:
         """Look, decide, act; returns the seconds to wait before the next look."""
         view = await self._port.effect("driver.look", lambda: self._driver.look(want))
+        view = self._afresh(want.server_id, view)
         decision = plan_host(want, view)
         match decision:
             case Act(Do.RECORD_DISK as do, step):
                 await self._act(want, view, do, step)
                 return await self._after_record(want.server_id, view)
+            case Act(Do.RESUME) if decision.trouble is not None:
+                return await self._continue(want, view, decision, decision.trouble)
             case Act(do, step, then, trouble):
                 if trouble is not None:
                     await self._report(want, view, step, trouble)
@@ -257,9 +269,38 @@ class Agent:
                 return seconds
             case Rest(step):
                 await self._report(want, view, step, None)
+                self._forget_stops(want.server_id)
                 return RELOOK
             case _ as never:
                 assert_never(never)
+
+    def _afresh(self, server_id: str, view: View) -> View:
+        """After an operator's mark, what an earlier fetch came to counts no more, once."""
+        if server_id in self._marked and isinstance(view.images, FetchFailed):
+            self._marked.discard(server_id)
+            return msgspec.structs.replace(view, images=Missing())
+        return view
+
+    async def _continue(self, want: Want, view: View, act: Act, trouble: Trouble) -> float:
+        """The guest stopped by itself: let it go on, each time after twice the wait.
+
+        Its next stop wakes this loop at once, so the wait has to be kept here.
+        """
+        await self._report(want, view, Step.WAITING, trouble)
+        tries, at = self._continued.get(want.server_id, (0, 0.0))
+        left = at + min(2.0**tries, BACKOFF_MAX) - self._port.clock() if tries else 0.0
+        if left > 0:
+            return left
+        self._continued[want.server_id] = (min(tries + 1, 6), self._port.clock())
+        await self._act(want, view, act.do, act.step)
+        return 0.0
+
+    def _forget_stops(self, server_id: str) -> None:
+        """It has been running for longer than the longest wait: the next stop is a new story."""
+        if server_id in self._continued:
+            _, at = self._continued[server_id]
+            if self._port.clock() - at > BACKOFF_MAX:
+                del self._continued[server_id]
 
     async def _after_record(self, server_id: str, view: View) -> float:
         """Recording changed nothing on the host: ports, which may be made again, need no new look."""
@@ -301,6 +342,10 @@ class Agent:
                 return driver.make_nics
             case Do.START:
                 return driver.start
+            case Do.PAUSE:
+                return driver.pause
+            case Do.RESUME:
+                return driver.resume
             case Do.POWER_DOWN:
                 return driver.power_down
             case Do.QUIT:
@@ -338,10 +383,10 @@ class Agent:
             recorded = msgspec.structs.replace(held.want, disk_recorded=True)
             self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
 
-    async def _report_failure(self, want: Want, error: DriverError) -> None:
+    async def _report_failure(self, want: Want, error: DriverError, lasting: int) -> None:
         """An effect failed: say so, with the guest as it is now, and that it will be tried again."""
         log.warning("effect failed", server=want.server_id, error=str(error))
-        trouble = Trouble("effect-failed", str(error), error.remedy)
+        trouble = after_failure(str(error), error.remedy, lasting)
         try:
             view = await self._port.effect("driver.look", lambda: self._driver.look(want))
             await self._report(want, view, Step.WAITING, trouble)

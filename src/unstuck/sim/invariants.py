@@ -45,9 +45,24 @@ class Truth(Watch):
             self.fail("an unknown guest was ended")
             return
         server = self._server(server_id)
-        wanted = server is not None and not server.deleted and server.power is Power.ON
-        if wanted and server is not None and guest.edge >= server.edge and guest.state == "running":
+        wanted = server is not None and not server.deleted and server.power is not Power.OFF
+        alive = guest.state in ("running", "paused", "io-error")
+        if wanted and server is not None and guest.edge >= server.edge and alive:
             self.fail(f"the healthy guest of {server_id} was ended")
+
+    def stopping(self, host: SimHost, server_id: str, guest: SimGuest) -> None:
+        """A guest that its user wants running never stands still by our doing."""
+        server = self._server(server_id)
+        if server is None or server.deleted or guest.edge < server.edge:
+            return
+        if server.power is Power.ON:
+            self.fail(f"the guest of {server_id} was paused, and nobody wants that")
+
+    def continuing(self, host: SimHost, server_id: str, guest: SimGuest) -> None:
+        """Nor does one go on that is to stand still."""
+        server = self._server(server_id)
+        if server is None or server.power is not Power.ON:
+            self.fail(f"the guest of {server_id} was continued, and nobody wants that")
 
     def disk_made(self, host: SimHost, want: Want) -> None:
         """Data only once (law 3)."""
@@ -85,6 +100,8 @@ _ROWS = Prepared(
         servers.c.edge,
         servers.c.deleted,
         servers.c.removed,
+        servers.c.mark,
+        servers.c.marked_wall,
         servers.c.seen,
         servers.c.disk_id,
         servers.c.settled,
@@ -109,6 +126,7 @@ def fingerprint(tx: Tx, hosts: list[SimHost]) -> int:
         (
             host.boot,
             host.cached,
+            (host.full, host.broken),
             sorted(host.taps),
             sorted(map(str, host.folders.items())),
             sorted(map(str, host.guests.items())),
@@ -144,6 +162,8 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
         guest = host.guests.get(server_id)
         if shown == "ACTIVE" and (guest is None or guest.state != "running"):
             wrong.append(f"{server_id} is shown ACTIVE and no guest runs")
+        if shown == "PAUSED" and (guest is None or guest.state != "paused"):
+            wrong.append(f"{server_id} is shown PAUSED and no guest stands still")
         if shown == "SHUTOFF" and guest is not None:
             wrong.append(f"{server_id} is shown SHUTOFF and its process lives")
         if satisfied(server) and isinstance(server.seen and server.seen.guest, Running) and guest is None:

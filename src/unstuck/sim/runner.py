@@ -17,7 +17,7 @@ from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
-from unstuck.store import agents, clock, networks, servers
+from unstuck.store import agents, clock, networks, server_actions, servers
 from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
@@ -330,6 +330,44 @@ class SimUser:
     async def reboot(self, name: str, *, soft: bool) -> None:
         await self._request("reboot", servers.reboot_server, name, self._caller(), soft=soft)
         self._run.expected[name] = "ACTIVE"
+
+    async def break_image(self) -> None:
+        """It is whole and has the right digest, and no disk can be made of it."""
+        for host in self._run.hosts:
+            host.image_usable = False
+
+    async def pause(self, name: str) -> None:
+        await self._request("pause", server_actions.pause_server, name, self._caller())
+        self._run.expected[name] = "PAUSED"
+
+    async def unpause(self, name: str) -> None:
+        await self._request("unpause", server_actions.unpause_server, name, self._caller())
+        self._run.expected[name] = "ACTIVE"
+
+    async def reset(self, name: str) -> None:
+        await self._request("reset", server_actions.reset_state, name, "active", self._caller())
+        self._run.expected[name] = "ACTIVE"
+
+    async def disk_full(self, name: str, *, full: bool) -> None:
+        """The hosts' disks are full (or not any more); guests that run stop at their next write."""
+        for host in self._run.hosts:
+            host.full = full
+            guest = host.guests.get(name)
+            if full and guest is not None and guest.state == "running" and not guest.forked:
+                guest.state = "io-error"
+            self._run.agents[host.id].wake(name)
+        if full:
+            return
+        for _ in range(600):
+            guests = [host.guests.get(name) for host in self._run.hosts]
+            if any(guest is not None and guest.state == "running" for guest in guests):
+                return
+            await self.wait(1.0)
+        self._run.truth.fail(f"the guest of {name} was not continued")
+
+    async def break_starts(self, *, broken: bool) -> None:
+        for host in self._run.hosts:
+            host.broken = broken
 
     async def power_off_inside(self, name: str) -> None:
         self._run.expected[name] = "SHUTOFF"

@@ -19,6 +19,17 @@ class User(Protocol):
 
     async def reboot(self, name: str, *, soft: bool) -> None: ...
 
+    async def break_image(self) -> None: ...
+    async def pause(self, name: str) -> None: ...
+
+    async def unpause(self, name: str) -> None: ...
+
+    async def reset(self, name: str) -> None: ...
+
+    async def disk_full(self, name: str, *, full: bool) -> None: ...
+
+    async def break_starts(self, *, broken: bool) -> None: ...
+
     async def power_off_inside(self, name: str) -> None: ...
 
     async def host_dies(self, seconds: float) -> None: ...
@@ -95,6 +106,56 @@ async def power_off_inside(user: User) -> None:
     await user.until("a", "SHUTOFF")
 
 
+async def image_of_no_use(user: User) -> None:
+    """No try can help: the build ends with that reason, and not never."""
+    await user.break_image()
+    await user.create("a")
+    await user.until("a", "ERROR")
+    await user.delete("a")
+
+
+async def pause(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.pause("a")
+
+
+async def pause_and_unpause(user: User) -> None:
+    await pause(user)
+    await user.until("a", "PAUSED")
+    await user.unpause("a")
+    await user.until("a", "ACTIVE")
+
+
+async def delete_while_pausing(user: User) -> None:
+    await pause(user)
+    await user.delete("a")
+
+
+async def reboot_while_pausing(user: User) -> None:
+    """The one action that may override a pause: a new guest process, and it runs."""
+    await pause(user)
+    await user.reboot("a", soft=False)
+
+
+async def disk_full_for_a_while(user: User) -> None:
+    """The guest stops at a write; when there is room again, it goes on by itself."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.disk_full("a", full=True)
+    await user.wait(30.0)
+    await user.disk_full("a", full=False)
+
+
+async def reset_after_failed_starts(user: User) -> None:
+    """Guests end at once until the budget is used up; the operator mends that and sets the mark."""
+    await user.break_starts(broken=True)
+    await user.create("a")
+    await user.until("a", "ERROR")
+    await user.break_starts(broken=False)
+    await user.reset("a")
+
+
 async def delete_while_stopping(user: User) -> None:
     await user.create("a")
     await user.until("a", "ACTIVE")
@@ -144,7 +205,15 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
-SLOW = frozenset({"delete_on_a_dead_host", "host_dies_in_delete"})
+SLOW = frozenset(
+    {
+        "delete_on_a_dead_host",
+        "host_dies_in_delete",
+        "disk_full_for_a_while",
+        "reset_after_failed_starts",
+        "image_of_no_use",
+    }
+)
 """Scenarios in which nothing happens for minutes of virtual time."""
 
 SCENARIOS: dict[str, Script] = {
@@ -160,6 +229,13 @@ SCENARIOS: dict[str, Script] = {
         reboot_hard,
         reboot_soft,
         power_off_inside,
+        image_of_no_use,
+        pause,
+        pause_and_unpause,
+        delete_while_pausing,
+        reboot_while_pausing,
+        disk_full_for_a_while,
+        reset_after_failed_starts,
         delete_while_stopping,
         two_at_once,
         delete_on_a_dead_host,

@@ -27,6 +27,7 @@ from unstuck.core.server.data import (
     Missing,
     Mute,
     Off,
+    Paused,
     Ready,
     Running,
     Thing,
@@ -69,6 +70,8 @@ class SimFolder(msgspec.Struct):
     half: bool = False
     data: bool = False
     starts: int = 0
+    counted: tuple[int, int] = (0, 0)
+    """The edge and the operator's mark that ``starts`` counts for."""
 
 
 class SimHost:
@@ -83,6 +86,11 @@ class SimHost:
         self.taps: set[str] = set()
         self.cached = False
         self.image_exists = True
+        self.image_usable = True
+        self.full = False
+        """The disk is full: guests stop at their next write."""
+        self.broken = False
+        """Guests end as soon as they are started."""
         self.quits: list[str] = []
 
     def reboot(self) -> None:
@@ -102,6 +110,10 @@ class Watch:
     """Hooks by which the invariants see each effect on a host, at the moment it happens."""
 
     def started(self, host: SimHost, want: Want) -> None: ...
+
+    def stopping(self, host: SimHost, server_id: str, guest: SimGuest) -> None: ...
+
+    def continuing(self, host: SimHost, server_id: str, guest: SimGuest) -> None: ...
 
     def quitting(self, host: SimHost, server_id: str, guest: SimGuest) -> None: ...
 
@@ -136,7 +148,8 @@ class SimDriver:
     def _guest(self, want: Want, folder: SimFolder | None) -> Guest:
         guest = self._host.guests.get(want.server_id)
         if guest is None:
-            return Gone(starts=folder.starts if folder is not None else 0)
+            counted = folder is not None and (want.edge, want.mark) == folder.counted
+            return Gone(starts=folder.starts if folder is not None and counted else 0)
         if guest.forked:
             return Unclear("starting")
         match guest.state:
@@ -144,6 +157,10 @@ class SimDriver:
                 return Running(guest.edge)
             case "mute":
                 return Mute(guest.edge)
+            case "paused":
+                return Paused(guest.edge)
+            case "io-error":
+                return Paused(guest.edge, "io-error")
             case _:
                 return Off(guest.edge)
 
@@ -163,6 +180,8 @@ class SimDriver:
             self._fetched_at = self._host.engine.now + FETCH_SECONDS
 
     async def make_disk(self, want: Want) -> None:
+        if not self._host.image_usable:
+            raise DriverError("no disk can be made of this image", lasting=True)
         if self.cutting:
             self._host.folders.setdefault(want.server_id, SimFolder(want.nonce)).half = True
             return
@@ -183,9 +202,25 @@ class SimDriver:
             raise DriverError("the lock is held: a guest lives")
         self._watch.started(self._host, want)
         folder.data = True
+        folder.starts = 1 + (folder.starts if folder.counted == (want.edge, want.mark) else 0)
+        folder.counted = (want.edge, want.mark)
+        if self._host.broken:
+            raise DriverError("the guest ended at once")
         guest = self._host.guests[want.server_id] = SimGuest(edge=want.edge, forked=self.cutting)
         if guest.forked:
             self._host.engine.at(FORK_SECONDS, lambda: setattr(guest, "forked", False))
+
+    async def pause(self, want: Want) -> None:
+        guest = self._host.guests.get(want.server_id)
+        if guest is not None and guest.state == "running":
+            self._watch.stopping(self._host, want.server_id, guest)
+            guest.state = "paused"
+
+    async def resume(self, want: Want) -> None:
+        guest = self._host.guests.get(want.server_id)
+        if guest is not None and guest.state in ("paused", "io-error"):
+            self._watch.continuing(self._host, want.server_id, guest)
+            guest.state = "io-error" if self._host.full else "running"
 
     async def power_down(self, want: Want) -> None:
         guest = self._host.guests.get(want.server_id)
@@ -201,6 +236,9 @@ class SimDriver:
         if guest is not None:
             self._watch.quitting(self._host, want.server_id, guest)
             del self._host.guests[want.server_id]
+            folder = self._host.folders.get(want.server_id)
+            if folder is not None:
+                folder.starts = 0  # it ended because it was told to
 
     async def remove_nics(self, want: Want) -> None:
         self._host.taps.discard(want.server_id)

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
-from unstuck.core.server.control import STALL
+from unstuck.core.server.control import STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
     Flavor,
@@ -29,7 +29,7 @@ from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, judge, load_server, lock_host
+from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
@@ -213,6 +213,7 @@ _WANTS = Prepared(
         servers.c.intent,
         servers.c.edge,
         servers.c.edge_soft,
+        servers.c.mark,
         servers.c.deleted,
         servers.c.disk_id,
         servers.c.world_version,
@@ -330,6 +331,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         gone=gone,
         disk_recorded=row.disk_id is not None,
         spec=spec,
+        mark=row.mark,
     )
 
 
@@ -403,11 +405,13 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:
     """The guest powered itself off: that is what its user wants now, unless they said otherwise since."""
     assert isinstance(seen.guest, Off)
-    obeys = server.power is Power.ON and seen.intent == server.intent and seen.guest.edge >= server.edge
+    obeys = server.power is not Power.OFF and seen.intent == server.intent and seen.guest.edge >= server.edge
     if not obeys or server.deleted or seen.disk is not Thing.PRESENT:
         return
     now = tx.now
     number = server.intent + 1
+    if server.operation is not None and server.operation.kind is OperationKind.PAUSE:
+        close_operation(tx, server.operation.id, Outcome("failed", "the guest powered itself off first"))
     owner = tx.execute(
         sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)
     ).one()

@@ -1,16 +1,18 @@
 """Transactions: a store function takes a :class:`Tx` first and is one transaction.
 
 SQLite through ``pysqlite3`` (Debian 12's own library has the WAL-reset corruption fault): one owning
-process, writes serialised on one thread, reads on others. PostgreSQL through psycopg 3 with the same SQL.
+process, writes serialised on one thread (several to a commit, :mod:`unstuck.store.group`), reads on
+others. PostgreSQL through psycopg 3 with the same SQL.
 Transactions run on worker threads and are never cancelled half way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pysqlite3
@@ -19,6 +21,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from unstuck.store.clock import read_now
+from unstuck.store.group import Group, Write
 from unstuck.store.tx import Tx
 
 __all__ = ["Store", "StoreUnavailable", "Tx"]
@@ -27,7 +30,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RETRIES: Final = 8
+DEADLINE: Final = 30.0
+"""Seconds after which a caller of :meth:`Store.run` no longer waits for a database that says nothing."""
+OUTCOME_PATIENCE: Final = 10.0
+"""Seconds until the database has noticed that a session which was in its commit is gone."""
 _RETRYABLE = {"40001", "40P01"}
+_READ_ONLY = "25006"
+"""The other end is a standby by now: it is as good as away."""
+_LIBPQ: Final = {
+    # A database whose host is gone says nothing at all: nobody waits two minutes for it.
+    "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}  # fmt: skip
+_WHO = "SELECT pg_current_xact_id_if_assigned()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+_END_IT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::xid8::xid"
+_OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 
 
 class StoreUnavailable(Exception):
@@ -55,7 +72,7 @@ class Store:
         self.sqlite = url.startswith("sqlite")
         self.memory = url == "sqlite://"
         self._wall = wall or (time.time if self.sqlite else None)
-        self._barrier = barrier
+        self.barrier = barrier
         if self.memory:
             self.engine = sa.create_engine(
                 url, module=pysqlite3, poolclass=StaticPool,
@@ -67,15 +84,17 @@ class Store:
                 connect_args={"isolation_level": None, "timeout": 30, "check_same_thread": False},
             )  # fmt: skip
         else:
-            self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+            self.engine = sa.create_engine(
+                url, pool_size=8, max_overflow=8, pool_pre_ping=True, connect_args=_LIBPQ
+            )
+        driver = self.engine.dialect.loaded_dbapi
         self.outages: tuple[type[Exception], ...] = (
-            sa.exc.OperationalError,
-            self.engine.dialect.loaded_dbapi.OperationalError,
-        )
+            sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError,
+            driver.OperationalError, driver.InterfaceError,
+        )  # fmt: skip
         self.errors: tuple[type[Exception], ...] = (
-            sa.exc.DatabaseError,
-            self.engine.dialect.loaded_dbapi.DatabaseError,
-        )
+            *self.outages, sa.exc.DatabaseError, driver.DatabaseError
+        )  # fmt: skip
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
             event.listen(self.engine, "begin", self._begin)
@@ -86,6 +105,12 @@ class Store:
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
 
+        self._group = Group(self) if self.sqlite and not self.memory else None
+
+    def tx(self, conn: sa.Connection) -> Tx:
+        """What a store function gets in a transaction of this connection."""
+        return Tx(conn, self._wall, read_now)
+
     def told(self, error: Exception) -> Exception:
         """What one of ``errors`` means: :class:`StoreUnavailable` if the database is to blame, or itself."""
         cause = getattr(error, "orig", error)
@@ -94,7 +119,8 @@ class Store:
             return StoreDamaged(
                 f"The store {self.engine.url.database} is damaged ({cause}): put back a copy of it"
             )
-        return StoreUnavailable(str(cause)) if isinstance(error, self.outages) else error
+        away = isinstance(error, self.outages) or _sqlstate(error) == _READ_ONLY
+        return StoreUnavailable(str(cause)) if away else error
 
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
@@ -110,18 +136,96 @@ class Store:
         conn.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``tx`` as one transaction in this thread; raises :class:`StoreUnavailable`."""
+        """Run ``tx`` as one transaction in this thread; raises :class:`StoreUnavailable`.
+
+        It is run again after a conflict, and when its connection was lost before the commit. Where it was
+        lost in the commit itself, the outcome is looked up: done is done, and never done twice.
+        """
         for attempt in range(RETRIES):
             try:
-                with self.engine.begin() as conn:
-                    answer = tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-                    self._barrier(f"commit.{tx.__name__}")
-                self._barrier(f"commit.{tx.__name__}+")
-                return answer
+                with self._begun() as conn:
+                    answer = tx(self.tx(conn), *args, **kwargs)
+                    self.barrier(f"commit.{tx.__name__}")
+                    done = self._commit(conn)
+                if done:
+                    self.barrier(f"commit.{tx.__name__}+")
+                    return answer
             except self.errors as error:
-                cause = getattr(error, "orig", error)
-                outage = isinstance(error, self.outages)
-                if outage and getattr(cause, "sqlstate", None) in _RETRYABLE and attempt + 1 < RETRIES:
+                if attempt + 1 < RETRIES and self._again(error, attempt):
+                    continue
+                told = self.told(error)
+                if told is error:
+                    raise
+                raise told from error
+        raise StoreUnavailable("the database lost the connection at every try")
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[sa.Connection]:
+        """A connection in a transaction, which is rolled back unless it was committed."""
+        with self.engine.connect() as conn:
+            conn.begin()
+            try:
+                yield conn
+            finally:
+                if conn.in_transaction():
+                    with contextlib.suppress(*self.errors):  # it is lost already: that is a rollback, too
+                        conn.rollback()
+
+    def _commit(self, conn: sa.Connection) -> bool:
+        """False: it was certainly not committed, because the connection was lost; try again."""
+        if self.sqlite:
+            conn.commit()
+            return True
+        xid, line = conn.exec_driver_sql(_WHO).one()
+        try:
+            conn.commit()
+        except self.outages as error:
+            if xid is None or not self._lost(error):
+                raise
+            return self._outcome(xid, line)
+        return True
+
+    def _outcome(self, xid: str, line: str) -> bool:
+        """Whether a transaction was committed, asked over another connection; raises where nobody knows.
+
+        Another timeline is another history, in which the number may mean another transaction.
+        """
+        end = time.monotonic() + OUTCOME_PATIENCE
+        while time.monotonic() < end:
+            # Away still, or the old session has not noticed yet: asked again until the patience is over.
+            with contextlib.suppress(*self.errors), self.engine.connect() as conn:
+                state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
+                if now != line or state is None:
+                    break
+                if state in ("committed", "aborted"):
+                    return bool(state == "committed")
+                conn.exec_driver_sql(_END_IT, (xid,))  # our own old session, which has no client any more
+            time.sleep(0.1)
+        raise StoreUnavailable("the connection was lost in the commit, and its outcome is not known")
+
+    def _again(self, error: Exception, attempt: int) -> bool:
+        """Whether the same transaction may be tried once more: conflicts often, a lost connection once."""
+        if _sqlstate(error) in _RETRYABLE:
+            return True
+        return not self.sqlite and attempt == 0 and self._lost(error)
+
+    def _lost(self, error: Exception) -> bool:
+        """The connection broke, as opposed to a refusal by a database that is well."""
+        if isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated:
+            return True
+        state = _sqlstate(error)
+        if state is None:
+            return isinstance(error, self.outages)
+        return state.startswith(("08", "57P"))
+
+    def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``tx`` as one read-only transaction in this thread."""
+        for attempt in range(2):
+            try:
+                with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
+                    return tx(self.tx(conn), *args, **kwargs)
+            except self.errors as error:
+                if self._again(error, attempt):
                     continue
                 told = self.told(error)
                 if told is error:
@@ -129,30 +233,15 @@ class Store:
                 raise told from error
         raise AssertionError("unreachable")
 
-    def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``tx`` as one read-only transaction in this thread."""
-        try:
-            with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
-                return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-        except self.errors as error:
-            told = self.told(error)
-            if told is error:
-                raise
-            raise told from error
-
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""
-        work = asyncio.get_running_loop().run_in_executor(
-            self._writers, lambda: self.transact(tx, *args, **kwargs)
-        )
-        return await asyncio.shield(work)
+        if self._group is not None:
+            return await _wait_for(self._group.submit(Write(tx, args, kwargs)))
+        return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
 
     async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`read` on a worker thread."""
-        work = asyncio.get_running_loop().run_in_executor(
-            self._readers, lambda: self.read(tx, *args, **kwargs)
-        )
-        return await asyncio.shield(work)
+        return await _wait_for(self._readers.submit(lambda: self.read(tx, *args, **kwargs)))
 
     def create_all(self) -> None:
         """Create every table (tests and the simulator; production migrates)."""
@@ -161,6 +250,31 @@ class Store:
         metadata.create_all(self.engine)
 
     def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._writers.shutdown()
         self._readers.shutdown()
         self.engine.dispose()
+
+
+async def _wait_for(work: Future[T]) -> T:
+    """The answer, or :class:`StoreUnavailable` after the deadline: a frozen database holds up no caller.
+
+    What has not begun by then never will; what has begun may still be committed, as with any lost answer.
+    """
+    answer = asyncio.wrap_future(work)
+    answer.add_done_callback(
+        lambda ended: ended.cancelled() or ended.exception()
+    )  # nobody may be there any more
+    try:
+        async with asyncio.timeout(DEADLINE):
+            return await asyncio.shield(answer)
+    except TimeoutError:
+        if not work.cancel() and work.done():
+            return work.result()
+        raise StoreUnavailable(f"the database has not answered for {DEADLINE:g} s") from None
+
+
+def _sqlstate(error: Exception) -> str | None:
+    state: str | None = getattr(getattr(error, "orig", error), "sqlstate", None)
+    return state

@@ -22,6 +22,7 @@ from unstuck.core.server.data import (
     Failure,
     Fence,
     HostSeen,
+    Lock,
     Observation,
     Operation,
     OperationKind,
@@ -54,6 +55,10 @@ JOINED = (
         servers.c.lease_incarnation,
         servers.c.work_deadline,
         servers.c.failure,
+        servers.c.waiting,
+        servers.c.marked_wall,
+        servers.c.locked_by,
+        servers.c.locked_reason,
         servers.c.settled,
         servers.c.next_look,
         placements.c.host_id,
@@ -100,6 +105,7 @@ _SETTLE = Prepared(
         work_deadline=sa.bindparam("limit"),
     )
 )
+_UNMARK = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(marked_wall=None))
 _CLOSE = Prepared(
     sa.update(operations)
     .where(operations.c.id == sa.bindparam("operation"), operations.c.state == "open")
@@ -169,6 +175,9 @@ def loaded_from(row: Any) -> Loaded:
         operation=operation,
         failure=failure,
         unreadable=spoiled,
+        waiting=row.waiting,
+        marked_wall=row.marked_wall,
+        locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)
 
@@ -225,6 +234,9 @@ def judge(tx: Tx, server_id: str) -> Server:
         if outcome is not None:
             close_operation(tx, server.operation.id, outcome)
             server = msgspec.structs.replace(server, operation=None)
+            if outcome.state == "done" and server.marked_wall is not None:
+                _UNMARK.run(tx, server=server_id)  # something succeeded: the operator's mark is out of date
+                server = msgspec.structs.replace(server, marked_wall=None)
     settled, look = next_look(plan_control(server, tx.now), tx.now)
     owner, limit = server.lease_incarnation, server.work_deadline
     if settled:

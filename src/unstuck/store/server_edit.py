@@ -36,7 +36,8 @@ def update_server(
             raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
         made_of = msgspec.structs.replace(spec, hostname=hostname)
         values = {**values, "spec": msgspec.json.encode(made_of).decode()}
-    _write(tx, server_id, values)
+    if values:  # a request that names nothing is answered, and changes nothing
+        _write(tx, server_id, values)
     return show_server(tx, server_id, project_id)
 
 
@@ -54,6 +55,7 @@ def change_metadata(
     item = find_server(tx, server_id, project_id)
     if item.facts.deleted:
         raise Conflict(f"Cannot change the metadata of instance {server_id}: it is being deleted.")
+    actions.check_lock(item.facts, admin=project_id is None)
     made = change(_meta.decode(item.meta))
     quotas.check_metadata_count(tx, item.project_id, len(made))
     _write(tx, server_id, {"meta": msgspec.json.encode(made).decode()})

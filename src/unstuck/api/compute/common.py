@@ -27,7 +27,7 @@ def scope(call: Call) -> str | None:
 
 def caller(call: Call) -> Caller:
     """Who asks, as the store writes it down."""
-    return Caller(call.request_id, call.token.user_id, call.token.project_id or "")
+    return Caller(call.request_id, call.token.user_id, call.token.project_id or "", call.is_admin)
 
 
 def links(call: Call, kind: str, key: str) -> list[dict[str, str]]:

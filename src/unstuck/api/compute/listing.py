@@ -109,14 +109,13 @@ def build_filter(call: Call) -> ServerFilter | None:
     before = as_wall(given.get("changes-before"), "changes-before")
     if since is not None and before is not None and since > before:
         raise bad_request("The value of changes-since must be less than or equal to changes-before.")
-    if "locked" in given and as_bool(given["locked"], "locked"):
-        return None  # nothing is ever locked here
     if "ip6" in given:
         return None  # no port has such an address
     return ServerFilter(
         project_id=_project(call, given),
         removed=_removed(given, statuses, changes=since is not None or before is not None),
         equal=_equal(given),
+        locked=as_bool(given["locked"], "locked") if "locked" in given else None,
         name=given.get("name") or None,
         changed_since=since,
         changed_before=before,

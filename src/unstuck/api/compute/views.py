@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ LONG_UPDATE: Final[Version] = (2, 75)
 """From here on, updating a server answers with all keys, as showing it does."""
 
 
+@functools.lru_cache(1024)
 def host_id_of(item_project: str, host: str | None) -> str:
     """The host's name as users may see it: the same for one project, different between projects."""
     return "" if host is None else hashlib.sha224((item_project + host).encode()).hexdigest()
@@ -108,7 +110,7 @@ def _short(call: Call, item: ServerItem, state: Status) -> dict[str, Any]:
 def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     if version >= (2, 9):
-        shown["locked"] = False
+        shown["locked"] = item.facts.locked is not None
     if version >= (2, 19):
         shown["description"] = item.description
     if version >= (2, 26):
@@ -116,7 +118,7 @@ def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
     if version >= (2, 63):
         shown["trusted_image_certificates"] = None
     if version >= (2, 73):
-        shown["locked_reason"] = None
+        shown["locked_reason"] = item.facts.locked.reason if item.facts.locked else None
     if version >= (2, 96):
         shown["pinned_availability_zone"] = (item.requested_zone or "").partition(":")[0] or None
     return shown

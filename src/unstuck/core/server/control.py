@@ -70,16 +70,21 @@ def plan_control(server: Server, now: Now) -> Plan:
     if server.failure is not None and server.place is None:
         return Settled()
     if server.place is None:
-        if now.lease >= server.created + NO_HOST_DEADLINE:
+        if now.lease >= waiting_since(server) + NO_HOST_DEADLINE:
             return FailIt(
                 "no-host",
-                "No valid host was found: no host had room for the flavor within five minutes",
+                "No valid host was found: none that can run it had room for the flavor within five minutes",
                 "delete the server; create it again when there is room, or with a smaller flavor",
             )
         return PlaceIt()
     if satisfied(server):
         return Settled()
     return _wait_for_host(server, now)
+
+
+def waiting_since(server: Server) -> float:
+    """Since when (lease time) a server without a host waits for one: its creation, or an operator's mark."""
+    return server.created if server.waiting is None else server.waiting
 
 
 def _plan_delete(server: Server, now: Now) -> Plan:
@@ -125,8 +130,10 @@ def satisfied(server: Server) -> bool:
 def reached(power: Power, edge: int, disk_recorded: bool, seen: Observation) -> bool:
     """The observed guest is what ``power`` and ``edge`` ask for."""
     match seen.guest:
-        case Running(at) | Paused(at):
+        case Running(at):
             return power is Power.ON and at >= edge and disk_recorded
+        case Paused(at):
+            return power is Power.PAUSED and at >= edge and disk_recorded
         case Off():
             return False
         case Gone():

@@ -12,9 +12,10 @@ import msgspec
 
 
 class Power(StrEnum):
-    """Whether the user wants the guest to run."""
+    """What the user wants of the guest: to run, to stand still, or not to be there."""
 
     ON = "on"
+    PAUSED = "paused"
     OFF = "off"
 
 
@@ -90,7 +91,7 @@ class Want(msgspec.Struct, frozen=True):
     ``intent`` numbers the user's intents; ``edge`` is the least number that a living guest process must
     carry; ``soft`` says that the way there asks the guest first, for ``patience`` more seconds.
     ``disk_recorded``: the store knows that the disk was made once, so from then on its absence is a
-    fault that is shown (law 3).
+    fault that is shown (law 3). ``mark``: the operator's latest; what was counted before it counts no more.
     """
 
     server_id: str
@@ -105,6 +106,7 @@ class Want(msgspec.Struct, frozen=True):
     gone: bool
     disk_recorded: bool
     spec: Spec
+    mark: int = 0
 
 
 class Running(msgspec.Struct, frozen=True, tag=True):
@@ -114,9 +116,13 @@ class Running(msgspec.Struct, frozen=True, tag=True):
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):
-    """The guest process lives and is ours; its CPUs stand still."""
+    """The guest process lives and is ours; its CPUs stand still.
+
+    ``reason``: why, where nobody asked for it (a write that failed, an emulation error).
+    """
 
     edge: int
+    reason: str = ""
 
 
 class Off(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +204,7 @@ class Step(StrEnum):
     DISK = "disk"
     NETWORK = "network"
     STARTING = "starting"
+    PAUSING = "pausing"
     STOPPING = "stopping"
     REMOVING = "removing"
     AT_REST = "at-rest"
@@ -247,6 +254,11 @@ class OperationKind(StrEnum):
     STOP = "stop"
     START = "start"
     REBOOT = "reboot"
+    PAUSE = "pause"
+    UNPAUSE = "unpause"
+    LOCK = "lock"
+    UNLOCK = "unlock"
+    RESET = "resetState"
     DELETE = "delete"
 
 
@@ -259,6 +271,13 @@ class Operation(msgspec.Struct, frozen=True):
     soft: bool
     since: float
     deadline: float
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """Its user, or an administrator, protects a server from all actions of members."""
+
+    by_admin: bool
+    reason: str | None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -293,3 +312,8 @@ class Server(msgspec.Struct, frozen=True):
     failure: Failure | None
     unreadable: tuple[str, ...] = ()
     """Columns of its row that cannot be read."""
+    waiting: float | None = None
+    """Since when it waits for a host, where that is not since it was created."""
+    marked_wall: float | None = None
+    """When an operator marked it as failed."""
+    locked: Lock | None = None

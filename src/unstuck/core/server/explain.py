@@ -15,6 +15,7 @@ from unstuck.core.server.control import (
     STALL,
     away,
     satisfied,
+    waiting_since,
 )
 from unstuck.core.server.data import (
     Gone,
@@ -30,7 +31,7 @@ from unstuck.core.server.data import (
     Trouble,
     Unclear,
 )
-from unstuck.core.server.status import SILENT, status
+from unstuck.core.server.status import MARKED, SILENT, final_trouble, status
 from unstuck.core.time import Now
 
 NOBODY = "nobody"
@@ -97,19 +98,26 @@ def _why(server: Server, now: Now) -> Why:
         return _unplaced(server)
     if away(server, now):
         return _silent(server, now)
-    seen = server.seen
-    if seen is not None and seen.trouble is not None and seen.trouble.final and seen.intent >= server.intent:
-        return _final(server, seen.trouble)
+    trouble = final_trouble(server)
+    if trouble is not None:
+        return _final(server, trouble)
     if satisfied(server):
         return _at_rest(server)
     return _working(server)
 
 
 def _removed() -> Why:
-    return Why(
-        "the server was deleted; if its host was silent then, its address stays taken until that host was "
-        "seen without it",
-        "nothing: this is final",
+    return Why("the server was deleted, and nothing is left of it", "nothing: this is final")
+
+
+def buried(told: Explanation, hostname: str) -> Explanation:
+    """Of a deleted server with a tombstone: for its user it is gone, on its host it may not be."""
+    return msgspec.structs.replace(
+        told,
+        reason=f"the server was deleted while its host {hostname} was silent; its address and its room there "
+        "stay taken until the host was seen without it (a tombstone)",
+        holder=f"host agent on {hostname}",
+        next="when the agent is back it removes what is left and reports; then address and room are free",
     )
 
 
@@ -147,14 +155,14 @@ def _unplaced(server: Server) -> Why:
         return Why(
             server.failure.reason,
             f"nothing happens by itself; what helps: {server.failure.remedy}",
-            since=server.created + NO_HOST_DEADLINE if server.failure.code == "no-host" else server.created,
+            since=waiting_since(server) + (NO_HOST_DEADLINE if server.failure.code == "no-host" else 0.0),
         )
     return Why(
         "the server waits for a host with room for its flavor",
         "the control plane looks for a host every few seconds; if none has room in time it fails, saying so",
         holder="the control plane",
-        since=server.created,
-        by=server.created + NO_HOST_DEADLINE,
+        since=waiting_since(server),
+        by=waiting_since(server) + NO_HOST_DEADLINE,
     )
 
 
@@ -168,7 +176,10 @@ def _quiet(server: Server, now: Now) -> str:
 def _silent(server: Server, now: Now) -> Why:
     assert server.host is not None
     started = server.disk_recorded or server.launched_wall is not None
-    guest = "a guest that was started there runs on" if started else "a guest that was started runs on there"
+    # What it last said may be older than what it did: it may have started a guest and not come to say so.
+    guest = (
+        "a guest that was started there runs on" if started else "if a guest was started there, it runs on"
+    )
     wanted = "" if satisfied(server) else "; what was asked for waits for it"
     return Why(
         f"{_quiet(server, now)}; {guest}{wanted}",
@@ -201,7 +212,7 @@ def _guest_words(guest: Guest, power: Power) -> str:
         case Running():
             return "the guest runs, as it should"
         case Paused():
-            return "the guest is there, and its CPUs stand still"
+            return "the guest is paused, as it should be"
         case Off():
             return "the guest powered itself off"
         case Mute():
@@ -220,6 +231,7 @@ _STEPS = {
     Step.DISK: ("the host makes the root disk", "it makes the port and starts the guest"),
     Step.NETWORK: ("the host makes the port", "it starts the guest"),
     Step.STARTING: ("the host starts the guest", "the guest is seen running"),
+    Step.PAUSING: ("the host pauses the guest", "the guest is seen standing still"),
     Step.STOPPING: ("the host ends the guest process", "the guest is seen to be gone"),
     Step.REMOVING: ("the host removes guest, ports and disk", "the host reports it removed"),
     Step.AT_REST: ("the host has reported and takes up what was asked for", "it acts on what was asked for"),
@@ -240,6 +252,14 @@ def _working(server: Server) -> Why:
         taken = server.lease_incarnation is not None
         reason = "the host has claimed the server" if taken else "the server was given to the host"
         return Why(reason, "the host agent fetches the image and starts", _holder(server), since, by)
+    if operation is None and isinstance(seen.guest, Off):
+        return Why(
+            "the guest powered itself off; the host clears its process away",
+            "the guest process is seen to be gone",
+            _holder(server),
+            since,
+            by,
+        )
     if seen.intent < server.intent:
         return Why(
             f"{_asked(operation.kind if operation else None)}; the host has not acted on it yet",
@@ -249,6 +269,13 @@ def _working(server: Server) -> Why:
             by,
         )
     reason, following = _STEPS[seen.step]
+    if seen.step is Step.DISK and server.disk_recorded:
+        # The report of a disk is the last one before the guest runs: a host that is silent since may have
+        # come further (docs/demo.txt).
+        reason = (
+            "the root disk is made and recorded; the host makes the port and starts the guest, or just has"
+        )
+        following = "the host reports that the guest runs"
     if seen.trouble is not None:
         reason = f"{reason}: {seen.trouble.reason}"
     if isinstance(seen.guest, Gone) and seen.guest.last_error:
@@ -264,6 +291,12 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to be started"
         case OperationKind.REBOOT:
             return "the server is to be rebooted"
+        case OperationKind.PAUSE:
+            return "the server is to be paused"
+        case OperationKind.UNPAUSE:
+            return "the server is to be unpaused"
+        case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
+            return "the server is looked at anew"
         case OperationKind.CREATE:
             return "the server is to be built"
         case OperationKind.DELETE:
@@ -300,6 +333,12 @@ def _conditions(server: Server, now: Now) -> tuple[Condition, ...]:
     if server.seen is not None and server.seen.trouble is not None:
         trouble = server.seen.trouble
         found.append(Condition(trouble.code, trouble.reason, trouble.remedy))
+    if server.marked_wall is not None:
+        found.append(Condition("marked", *MARKED))
+    if server.locked is not None:
+        who = "an administrator" if server.locked.by_admin else "its owner"
+        why = f": {server.locked.reason}" if server.locked.reason else ""
+        found.append(Condition("locked", f"locked by {who}, so that no member changes it{why}", "unlock it"))
     if server.failure is not None:
         found.append(Condition(server.failure.code, server.failure.reason, server.failure.remedy))
     if server.operation is not None and now.lease > server.operation.deadline:

@@ -37,6 +37,9 @@ left alone."""
 
 DOCTOR = "see what `unstuck doctor` says on the host"
 
+DISK_BUDGET = 8
+"""Failures in a row to make one disk, with nothing short on the host, before no further try can help."""
+
 FETCH_BACKOFF = 60.0
 """The longest wait between two tries to fetch an image."""
 
@@ -49,6 +52,8 @@ class Do(StrEnum):
     RECORD_DISK = "record_disk"
     MAKE_NICS = "make_nics"
     START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
     POWER_DOWN = "power_down"
     QUIT = "quit"
     REMOVE_NICS = "remove_nics"
@@ -94,7 +99,7 @@ def plan_host(want: Want, view: View) -> Decision:
         case Unclear(reason):
             return _unclear(reason)
         case Running(edge) | Paused(edge) | Off(edge) | Mute(edge) if (
-            edge < want.edge and want.power is Power.ON
+            edge < want.edge and want.power is not Power.OFF
         ):
             return _take_down(want, view)
         case Running() | Paused() | Mute() if want.power is Power.OFF:
@@ -104,7 +109,13 @@ def plan_host(want: Want, view: View) -> Decision:
         case Mute(_, reason):
             trouble = Trouble("guest-mute", reason or "the guest process does not answer", "reboot it hard")
             return Hold(Step.WAITING, 5.0, trouble)
-        case Running() | Paused() | Off():
+        case Running():
+            stop = Act(Do.PAUSE, Step.PAUSING) if want.power is Power.PAUSED else None
+            return _record(want, view) or stop or Rest()
+        case Paused(_, reason):
+            go = _continue(reason) if want.power is Power.ON else None
+            return _record(want, view) or go or Rest()
+        case Off():
             return _record(want, view) or Rest()
         case Gone():
             return _raise(want, view)
@@ -112,9 +123,42 @@ def plan_host(want: Want, view: View) -> Decision:
             assert_never(never)
 
 
+def after_failure(reason: str, remedy: str, lasting: int) -> Trouble:
+    """What an effect that failed means for its server.
+
+    ``lasting`` counts failures in a row to make its disk for which nothing on the host was short. A disk that
+    was never made holds no data: giving up loses nothing, and a build that never ends helps nobody (law 8).
+    """
+    if lasting < DISK_BUDGET:
+        return Trouble("effect-failed", reason, remedy)
+    told = f"the root disk could not be made in {lasting} tries: {reason}"
+    return Trouble("disk-impossible", told, "delete the server and use another image", final=True)
+
+
 def _unclear(reason: str) -> Hold:
     remedy = "none: it is looked at again until it can be seen"
     return Hold(Step.WAITING, 1.0, Trouble("guest-unknown", f"{_GUEST_UNCLEAR}: {reason}", remedy))
+
+
+NEEDS_RESET = frozenset({"internal-error", "guest-panicked"})
+"""Reasons from which no CPU goes on."""
+_WHY_PAUSED = {
+    "io-error": (
+        "the guest stands still since a write to its disk found no room",
+        "make room on the host; it is continued by itself",
+    ),
+    "internal-error": ("the guest's CPU met an error that QEMU cannot go on from", "reboot it hard"),
+    "guest-panicked": ("the guest's kernel panicked", "reboot it hard"),
+}
+
+
+def _continue(reason: str) -> Act | Hold:
+    """Nobody wants it to stand still. Who continues it does so ever more seldom while that does not last."""
+    said, remedy = _WHY_PAUSED.get(reason, (f"the guest stands still: {reason}", "it is continued by itself"))
+    trouble = Trouble(f"guest-{reason}", said, remedy) if reason else None
+    if reason in NEEDS_RESET:
+        return Hold(Step.WAITING, 5.0, trouble)
+    return Act(Do.RESUME, Step.STARTING, trouble=trouble)
 
 
 def _record(want: Want, view: View) -> Decision | None:

@@ -19,6 +19,7 @@ from unstuck.core.server.data import (
     Running,
     Server,
     Step,
+    Trouble,
     Unclear,
 )
 from unstuck.core.time import Now
@@ -78,12 +79,33 @@ def _vm_state(server: Server) -> tuple[str, tuple[str, str, float | None] | None
         return "deleted", None
     if server.failure is not None:
         return "error", (server.failure.reason, server.failure.remedy, server.failure.since)
+    trouble = final_trouble(server)
+    if trouble is not None:
+        return "error", (trouble.reason, trouble.remedy, None)
+    if server.marked_wall is not None:
+        return "error", (*MARKED, server.marked_wall)
     seen = server.seen
-    if seen is not None and seen.trouble is not None and seen.trouble.final and seen.intent >= server.intent:
-        return "error", (seen.trouble.reason, seen.trouble.remedy, None)
     if seen is None or (server.launched_wall is None and server.power is Power.ON):
         return "building", None
     return _launched_state(seen.guest, server), None
+
+
+MARKED = (
+    "an operator marked the server as failed",
+    "set its state to active, or do anything with it that succeeds",
+)
+"""Reason and remedy of a mark. It is a fact of its own, and says nothing of the guest."""
+
+
+def final_trouble(server: Server) -> Trouble | None:
+    """What the host said last, when waiting cannot help and nobody has asked for anything since.
+
+    An operator's mark asks for a look, not for anything else: until then the last word stands.
+    """
+    seen = server.seen
+    if seen is None or seen.trouble is None or not seen.trouble.final:
+        return None
+    return seen.trouble if seen.intent >= server.intent or server.operation is None else None
 
 
 def _launched_state(guest: Guest, server: Server) -> str:
@@ -98,11 +120,14 @@ def _launched_state(guest: Guest, server: Server) -> str:
             # While a reboot replaces the guest process, or a crashed guest is restarted, the server is
             # still what it was; only a user's stop, or its own power-off, makes it a stopped one.
             stopping = server.operation is not None and server.operation.kind is OperationKind.START
-            return "stopped" if server.power is Power.OFF or stopping else "active"
+            return "stopped" if stopping else _WANTED[server.power]
         case Unclear():
-            return "active" if server.power is Power.ON else "stopped"
+            return _WANTED[server.power]
         case _ as never:
             assert_never(never)
+
+
+_WANTED = {Power.ON: "active", Power.PAUSED: "paused", Power.OFF: "stopped"}
 
 
 def _task_state(server: Server, vm_state: str) -> str | None:
@@ -116,7 +141,7 @@ def _task_state(server: Server, vm_state: str) -> str | None:
         return _building_task(server)
     operation = server.operation
     if operation is None:
-        return None if server.power is Power.ON else "powering-off"
+        return "powering-off" if server.power is Power.OFF else None
     match operation.kind:
         case OperationKind.STOP:
             return "powering-off"
@@ -124,8 +149,14 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return "powering-on"
         case OperationKind.REBOOT:
             return _reboot_task(server, operation.soft)
+        case OperationKind.PAUSE:
+            return "pausing"
+        case OperationKind.UNPAUSE:
+            return "unpausing"
         case OperationKind.CREATE | OperationKind.DELETE:
             return None
+        case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
+            return None  # over as soon as they are accepted
         case _ as never:
             assert_never(never)
 

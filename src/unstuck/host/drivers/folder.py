@@ -57,6 +57,7 @@ class Starts(msgspec.Struct, frozen=True):
     edge: int
     boot_id: str
     times: tuple[float, ...] = ()
+    mark: int = 0
 
 
 class FolderError(Exception):
@@ -187,20 +188,21 @@ class ServerFolder:
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def record_start(self, edge: int, now: float, window: float) -> None:
+    def record_start(self, want: Want, now: float, window: float) -> None:
         """Count a start before it happens, so that a start that kills its agent is counted too."""
-        boot, before = boot_id(), self.starts()
-        kept: tuple[float, ...] = ()
-        if before is not None and before.edge == edge and before.boot_id == boot:
-            kept = tuple(t for t in before.times if now - t < window)
-        data = msgspec.json.encode(Starts(edge, boot, (*kept, now)))
+        kept = tuple(t for t in self._counted(want) if now - t < window)
+        data = msgspec.json.encode(Starts(want.edge, boot_id(), (*kept, now), want.mark))
         write_atomic(self.path / "starts.json", data, durable=False)
 
-    def recent_starts(self, edge: int, now: float, window: float) -> int:
+    def recent_starts(self, want: Want, now: float, window: float) -> int:
+        return sum(1 for t in self._counted(want) if now - t < window)
+
+    def _counted(self, want: Want) -> tuple[float, ...]:
+        """The starts of this edge, in this boot, since the operator's latest mark."""
         before = self.starts()
-        if before is None or before.edge != edge or before.boot_id != boot_id():
-            return 0
-        return sum(1 for t in before.times if now - t < window)
+        if before is None or (before.edge, before.mark) != (want.edge, want.mark):
+            return ()
+        return before.times if before.boot_id == boot_id() else ()
 
     def forget_starts(self) -> None:
         """The guest ended because it was told to: its starts were no failures."""

@@ -67,7 +67,7 @@ class Guests:
             configdrive.build(want, folder.config)
             folder.bound_console(CONSOLE_START)
             folder.write_grant(want)
-            folder.record_start(want.edge, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
+            folder.record_start(want, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
             return spawn(argv, folder.path, folder.output, lock)
         except FileNotFoundError as error:
             raise DriverError(f"QEMU cannot be started: {error.filename} is not there") from None
@@ -108,6 +108,13 @@ class Guests:
             await self._monitors.ask(folder.server_id, folder.sockets, "system_powerdown")
         except QmpError as error:
             raise DriverError(f"the guest could not be asked to power off: {error}") from error
+
+    async def tell(self, folder: ServerFolder, command: str) -> None:
+        """One order over QMP that repeating does not change."""
+        try:
+            await self._monitors.ask(folder.server_id, folder.sockets, command)
+        except QmpError as error:
+            raise DriverError(f"the guest did not take the order {command}: {error}") from error
 
     async def quit(self, folder: ServerFolder) -> None:
         """Told, then killed; returns when the lock is free, which is when the process is gone."""

@@ -15,7 +15,19 @@ from pathlib import Path
 
 import msgspec
 
-from unstuck.core.server.data import Gone, Guest, Missing, Off, Ready, Running, Thing, Unclear, View, Want
+from unstuck.core.server.data import (
+    Gone,
+    Guest,
+    Missing,
+    Off,
+    Paused,
+    Ready,
+    Running,
+    Thing,
+    Unclear,
+    View,
+    Want,
+)
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.folder import (
     FolderError,
@@ -34,6 +46,7 @@ class Marker(msgspec.Struct, frozen=True):
     edge: int
     boot_id: str
     off: bool = False
+    paused: bool = False
 
 
 class InstantDriver:
@@ -77,6 +90,21 @@ class InstantDriver:
             folder.console.write_text(f"instant guest {want.spec.name}, start {want.edge}\n")
 
         await self._do(want, start)
+        self._on_event(want.server_id)
+
+    async def pause(self, want: Want) -> None:
+        await self._stand(want, still=True)
+
+    async def resume(self, want: Want) -> None:
+        await self._stand(want, still=False)
+
+    async def _stand(self, want: Want, *, still: bool) -> None:
+        def stand(folder: ServerFolder) -> None:
+            marker = self._marker(folder)
+            if marker is not None and not marker.off:
+                self._mark(folder, msgspec.structs.replace(marker, paused=still))
+
+        await self._do(want, stand)
         self._on_event(want.server_id)
 
     async def power_down(self, want: Want) -> None:
@@ -136,7 +164,9 @@ class InstantDriver:
         marker = self._marker(folder)
         if marker is None:
             return Gone()
-        return Off(marker.edge) if marker.off else Running(marker.edge)
+        if marker.off:
+            return Off(marker.edge)
+        return Paused(marker.edge) if marker.paused else Running(marker.edge)
 
     def _marker(self, folder: ServerFolder) -> Marker | None:
         try:

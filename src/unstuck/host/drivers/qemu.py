@@ -124,12 +124,14 @@ class QemuDriver:
         if answers[1].get("name") != guest_name(folder.server_id, process.edge):
             return Unclear("another guest answers on the monitor")
         match answers[0].get("status"):
-            case "running":
+            case "running" | "suspended":  # the latter: the guest sleeps (ACPI S3), of its own will
                 return Running(process.edge)
             case "shutdown":
                 return Off(process.edge)
             case "prelaunch" | "inmigrate":
                 return Unclear("starting")
+            case "io-error" | "internal-error" | "guest-panicked" | "watchdog" as reason:
+                return Paused(process.edge, reason)
             case _:
                 return Paused(process.edge)
 
@@ -160,6 +162,12 @@ class QemuDriver:
     async def start(self, want: Want) -> None:
         with self.cache.pinned(want.spec.images):
             await self._guests.start(await self._checked(want), want, tap_names(want))
+
+    async def pause(self, want: Want) -> None:
+        await self._guests.tell(await self._checked(want), "stop")
+
+    async def resume(self, want: Want) -> None:
+        await self._guests.tell(await self._checked(want), "cont")
 
     async def power_down(self, want: Want) -> None:
         await self._guests.power_down(await self._checked(want))

@@ -78,7 +78,7 @@ def _guest(folder: ServerFolder, want: Want) -> tuple[Process | None, Guest]:
         return process, Unclear("not asked yet")
     if held:
         return None, _before_pidfile(folder)
-    return None, _gone(folder, want.edge)
+    return None, _gone(folder, want)
 
 
 def _before_pidfile(folder: ServerFolder) -> Guest:
@@ -93,8 +93,8 @@ def _before_pidfile(folder: ServerFolder) -> Guest:
     return Unclear("starting" if children else "starting, or an unknown process holds the server's lock")
 
 
-def _gone(folder: ServerFolder, edge: int) -> Gone:
-    starts = folder.recent_starts(edge, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
+def _gone(folder: ServerFolder, want: Want) -> Gone:
+    starts = folder.recent_starts(want, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
     return Gone(starts, folder.last_words() if starts else "")
 
 

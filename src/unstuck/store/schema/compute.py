@@ -63,12 +63,19 @@ servers = sa.Table(
     sa.Column("created_wall", Seconds, nullable=False),
     sa.Column("updated_wall", Seconds, nullable=False),
     # Intent: what the user wants.
-    sa.Column("power", sa.String(8), nullable=False),
+    sa.Column("power", sa.String(16), nullable=False),
     sa.Column("intent", sa.BigInteger, nullable=False),
     sa.Column("edge", sa.BigInteger, nullable=False),
     sa.Column("edge_soft", sa.Boolean, nullable=False),
     sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("deleted_wall", Seconds),
+    # Who locked it against members, and why.
+    sa.Column("locked_by", sa.String(8)),
+    sa.Column("locked_reason", sa.String(255)),
+    # An operator's marks: the latest number, since when it waits for a host anew, marked as failed.
+    sa.Column("mark", sa.BigInteger, nullable=False),
+    sa.Column("waiting", Seconds),
+    sa.Column("marked_wall", Seconds),
     # Assignment: the epoch of the latest grant; the grants themselves are placements.
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("world_version", sa.BigInteger, nullable=False),
@@ -92,7 +99,9 @@ servers = sa.Table(
     sa.CheckConstraint("(lease_incarnation IS NULL) = (work_deadline IS NULL)", name="work_has_deadline"),
     sa.CheckConstraint("deleted OR NOT removed", name="removed_is_deleted"),
     sa.CheckConstraint("settled OR NOT removed", name="removed_is_settled"),
-    sa.CheckConstraint("power IN ('on', 'off')", name="power"),
+    sa.CheckConstraint("power IN ('on', 'paused', 'off')", name="power"),
+    sa.CheckConstraint("locked_by IN ('owner', 'admin')", name="locked_by"),
+    sa.CheckConstraint("locked_by IS NOT NULL OR locked_reason IS NULL", name="reason_of_a_lock"),
     sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name="deleted_since"),
     sa.CheckConstraint("(removed_wall IS NULL) = (NOT removed)", name="removed_since"),
 )
@@ -177,6 +186,7 @@ asks = sa.Table(
     sa.Column("deadline", Seconds, nullable=False),
 )
 sa.Index("ix_asks_host", asks.c.host_id)
+sa.Index("ix_asks_deadline", asks.c.deadline)
 
 flavors = sa.Table(
     "flavors",

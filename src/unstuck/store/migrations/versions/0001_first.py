@@ -46,6 +46,15 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_flavors_name")),
     )
     op.create_table(
+        "groups",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=False),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_groups_name_given")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_groups")),
+        sa.UniqueConstraint("name", name=op.f("uq_groups_name")),
+    )
+    op.create_table(
         "hosts",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("hostname", sa.String(length=255), nullable=False),
@@ -99,6 +108,7 @@ def upgrade() -> None:
         sa.Column("virtual_size", sa.BigInteger(), nullable=True),
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
+        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("0"), nullable=False),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
@@ -113,6 +123,9 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(upload_nonce IS NULL) = (upload_until IS NULL) AND (upload_nonce IS NULL) = (upload_since IS NULL)",
             name=op.f("ck_images_upload_has_end"),
+        ),
+        sa.CheckConstraint(
+            "data_name IS NOT NULL OR NOT deactivated", name=op.f("ck_images_deactivated_has_data")
         ),
         sa.CheckConstraint(
             "data_name IS NULL OR disk_format IS NOT NULL", name=op.f("ck_images_data_has_format")
@@ -221,6 +234,8 @@ def upgrade() -> None:
         "roles",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=True),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_roles_name_given")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_roles")),
         sa.UniqueConstraint("name", name=op.f("uq_roles_name")),
     )
@@ -249,12 +264,17 @@ def upgrade() -> None:
         sa.Column("created", sa.Double(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.Column("updated_wall", sa.Double(), nullable=False),
-        sa.Column("power", sa.String(length=8), nullable=False),
+        sa.Column("power", sa.String(length=16), nullable=False),
         sa.Column("intent", sa.BigInteger(), nullable=False),
         sa.Column("edge", sa.BigInteger(), nullable=False),
         sa.Column("edge_soft", sa.Boolean(), nullable=False),
         sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.Column("deleted_wall", sa.Double(), nullable=True),
+        sa.Column("locked_by", sa.String(length=8), nullable=True),
+        sa.Column("locked_reason", sa.String(length=255), nullable=True),
+        sa.Column("mark", sa.BigInteger(), nullable=False),
+        sa.Column("waiting", sa.Double(), nullable=True),
+        sa.Column("marked_wall", sa.Double(), nullable=True),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("world_version", sa.BigInteger(), nullable=False),
         sa.Column("seen", sa.Text(), nullable=True),
@@ -271,13 +291,17 @@ def upgrade() -> None:
         sa.Column("removed_wall", sa.Double(), nullable=True),
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.Column("next_look", sa.Double(), nullable=True),
-        sa.CheckConstraint("power IN ('on', 'off')", name=op.f("ck_servers_power")),
+        sa.CheckConstraint("locked_by IN ('owner', 'admin')", name=op.f("ck_servers_locked_by")),
+        sa.CheckConstraint("power IN ('on', 'paused', 'off')", name=op.f("ck_servers_power")),
         sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name=op.f("ck_servers_deleted_since")),
         sa.CheckConstraint(
             "(lease_incarnation IS NULL) = (work_deadline IS NULL)", name=op.f("ck_servers_work_has_deadline")
         ),
         sa.CheckConstraint("(removed_wall IS NULL) = (NOT removed)", name=op.f("ck_servers_removed_since")),
         sa.CheckConstraint("deleted OR NOT removed", name=op.f("ck_servers_removed_is_deleted")),
+        sa.CheckConstraint(
+            "locked_by IS NOT NULL OR locked_reason IS NULL", name=op.f("ck_servers_reason_of_a_lock")
+        ),
         sa.CheckConstraint("settled OR NOT removed", name=op.f("ck_servers_removed_is_settled")),
         sa.CheckConstraint(
             "settled OR next_look IS NOT NULL", name=op.f("ck_servers_unsettled_has_next_look")
@@ -369,6 +393,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_asks")),
     )
     with op.batch_alter_table("asks", schema=None) as batch_op:
+        batch_op.create_index("ix_asks_deadline", ["deadline"], unique=False)
         batch_op.create_index("ix_asks_host", ["host_id"], unique=False)
 
     op.create_table(
@@ -380,6 +405,61 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("flavor_id", "project_id", name=op.f("pk_flavor_access")),
     )
+    op.create_table(
+        "group_members",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_members_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["user_id"], ["users.id"], name=op.f("fk_group_members_user_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "user_id", name=op.f("pk_group_members")),
+    )
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_group_members_user_id"), ["user_id"], unique=False)
+
+    op.create_table(
+        "group_role_assignments",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("role_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_role_assignments_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"],
+            ["projects.id"],
+            name=op.f("fk_group_role_assignments_project_id"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_group_role_assignments_role_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "project_id", "role_id", name=op.f("pk_group_role_assignments")),
+    )
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_group_role_assignments_project_id"), ["project_id"], unique=False
+        )
+
+    op.create_table(
+        "image_members",
+        sa.Column("image_id", sa.String(length=64), nullable=False),
+        sa.Column("member_id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.Column("updated", sa.Double(), nullable=False),
+        sa.CheckConstraint(
+            "status IN ('pending', 'accepted', 'rejected')", name=op.f("ck_image_members_status")
+        ),
+        sa.ForeignKeyConstraint(["image_id"], ["images.id"], name=op.f("fk_image_members_image_id")),
+        sa.PrimaryKeyConstraint("image_id", "member_id", name=op.f("pk_image_members")),
+    )
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_image_members_member_id"), ["member_id"], unique=False)
+
     op.create_table(
         "placements",
         sa.Column("server_id", sa.String(length=64), nullable=False),
@@ -433,7 +513,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_role_assignments_project_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id")),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_role_assignments_user_id"), ondelete="CASCADE"
         ),
@@ -452,6 +534,7 @@ def upgrade() -> None:
         sa.Column("gateway", sa.String(length=64), nullable=True),
         sa.Column("first", sa.String(length=64), nullable=False),
         sa.Column("last", sa.String(length=64), nullable=False),
+        sa.Column("cursor", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["network_id"], ["networks.id"], name=op.f("fk_subnets_network_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_subnets")),
@@ -465,6 +548,7 @@ def upgrade() -> None:
         sa.Column("server_id", sa.String(length=64), nullable=False),
         sa.Column("mac", sa.String(length=32), nullable=False),
         sa.Column("address", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["network_id"], ["networks.id"], name=op.f("fk_ports_network_id")),
         sa.ForeignKeyConstraint(["server_id"], ["servers.id"], name=op.f("fk_ports_server_id")),
@@ -472,6 +556,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ports")),
         sa.UniqueConstraint("network_id", "address", name=op.f("uq_ports_network_id_address")),
         sa.UniqueConstraint("network_id", "mac", name=op.f("uq_ports_network_id_mac")),
+        sa.UniqueConstraint("network_id", "number", name=op.f("uq_ports_network_id_number")),
     )
     with op.batch_alter_table("ports", schema=None) as batch_op:
         batch_op.create_index("ix_ports_server", ["server_id"], unique=False)
@@ -505,9 +590,22 @@ def downgrade() -> None:
         batch_op.drop_index("ix_placements_host")
 
     op.drop_table("placements")
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_image_members_member_id"))
+
+    op.drop_table("image_members")
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_role_assignments_project_id"))
+
+    op.drop_table("group_role_assignments")
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_members_user_id"))
+
+    op.drop_table("group_members")
     op.drop_table("flavor_access")
     with op.batch_alter_table("asks", schema=None) as batch_op:
         batch_op.drop_index("ix_asks_host")
+        batch_op.drop_index("ix_asks_deadline")
 
     op.drop_table("asks")
     with op.batch_alter_table("app_credentials", schema=None) as batch_op:
@@ -562,6 +660,7 @@ def downgrade() -> None:
     op.drop_table("images")
     op.drop_table("identity_state")
     op.drop_table("hosts")
+    op.drop_table("groups")
     op.drop_table("flavors")
     op.drop_table("clock")
     # ### end Alembic commands ###
