@@ -45,6 +45,18 @@ def overview(tx: Tx) -> Overview:
     return Overview(found, tombstones, list_hosts(tx).rows, now, since_tick(tx))
 
 
+def tombstone(tx: Tx, server_id: str) -> str | None:
+    """The name of the host that still has to be seen without a deleted server; None where none has."""
+    query = (
+        sa.select(hosts.c.hostname)
+        .join(placements, placements.c.host_id == hosts.c.id)
+        .where(placements.c.server_id == server_id, TOMBSTONE)
+        .order_by(placements.c.granted.desc())
+    )
+    name: str | None = tx.execute(query).scalars().first()
+    return name
+
+
 def _unsettled(
     tx: Tx, now: Now, table: sa.Table, waiting: sa.ColumnElement[bool], due: sa.ColumnElement[float]
 ) -> Unsettled:
