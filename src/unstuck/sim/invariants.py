@@ -75,16 +75,11 @@ class Truth(Watch):
         if want.server_id in host.guests:
             self.fail(f"the folder of {want.server_id} was removed under its living guest")
         server, folder = self._server(want.server_id), host.folders.get(want.server_id)
-        if (
-            server is not None
-            and not server.deleted
-            and _moved(server, host)
-            and not (folder and folder.data)
-        ):
-            return  # it is placed anew, and no guest ever ran on what was begun here
-        if server is None or not server.deleted:
+        if server is not None and server.deleted:
+            return
+        if server is None or not _moved(server, host):
             self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")
-        elif not server.deleted and folder is not None and folder.data:
+        elif folder is not None and folder.data:
             self.fail(f"{want.server_id} was placed anew, and a guest of it has run on {host.id}")
 
     def _server(self, server_id: str) -> Server | None:
