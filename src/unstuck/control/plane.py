@@ -25,7 +25,7 @@ from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.metrics import Metrics
-from unstuck.runtime.port import AsyncPort
+from unstuck.runtime.port import AsyncPort, at_once
 from unstuck.runtime.processes import myself
 from unstuck.runtime.service import Service
 from unstuck.runtime.state import State
@@ -81,7 +81,7 @@ class ControlPlane:
             h11_max_incomplete_event_size=64 * 1024,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics)
+        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics, together=at_once)
 
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""

@@ -187,7 +187,8 @@ class Agent:
                     self._marked.add(want.server_id)
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
-        for server_id in [known for known in self._held if known not in world.ids]:
+        ids = frozenset(world.ids)
+        for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
         for server_id in self._held:
             if server_id not in self._tended:
