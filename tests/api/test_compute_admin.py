@@ -10,6 +10,7 @@ from api_cloud import Cloud
 from tests.compute_site import Site
 
 from unstuck.api.app import SERVICES
+from unstuck.store import clock
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts
 
@@ -206,6 +207,7 @@ def test_status_and_inventory(admin: Cloud, demo: Cloud, site: Site) -> None:
     site.settle()
     site.host.beat(unknown=("stray",))
     waiting = server(demo, site)
+    admin.store.transact(clock.tick, lease_seconds=30.0)
     shown = admin.get("/unstuck/v1/status").json()
     assert 0 <= shown["clock_age"] < 60
     assert shown["unsettled"]["server"]["count"] == 1

@@ -26,7 +26,7 @@ async def read_body(http: Request, settings: Settings) -> bytes:
         413, f"The request body is larger than {limit} bytes.", headers={"connection": "close"}
     )
     length = http.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    if length.isascii() and length.isdigit() and int(length) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0

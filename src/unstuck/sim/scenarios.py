@@ -19,6 +19,7 @@ class User(Protocol):
 
     async def reboot(self, name: str, *, soft: bool) -> None: ...
 
+    async def break_image(self) -> None: ...
     async def pause(self, name: str) -> None: ...
 
     async def unpause(self, name: str) -> None: ...
@@ -111,6 +112,14 @@ async def power_off_inside(user: User) -> None:
     await user.until("a", "ACTIVE")
     await user.power_off_inside("a")
     await user.until("a", "SHUTOFF")
+
+
+async def image_of_no_use(user: User) -> None:
+    """No try can help: the build ends with that reason, and not never."""
+    await user.break_image()
+    await user.create("a")
+    await user.until("a", "ERROR")
+    await user.delete("a")
 
 
 async def pause(user: User) -> None:
@@ -246,7 +255,13 @@ TWO_HOSTS = frozenset({"host_lost_while_building", "host_struck_off_and_back", "
 """Scenarios with a second host to go on with."""
 
 SLOW = TWO_HOSTS | frozenset(
-    {"delete_on_a_dead_host", "host_dies_in_delete", "disk_full_for_a_while", "reset_after_failed_starts"}
+    {
+        "delete_on_a_dead_host",
+        "host_dies_in_delete",
+        "disk_full_for_a_while",
+        "reset_after_failed_starts",
+        "image_of_no_use",
+    }
 )
 """Scenarios in which nothing happens for minutes of virtual time."""
 
@@ -266,6 +281,7 @@ SCENARIOS: dict[str, Script] = {
         reboot_hard,
         reboot_soft,
         power_off_inside,
+        image_of_no_use,
         pause,
         pause_and_unpause,
         delete_while_pausing,
