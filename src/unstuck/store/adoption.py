@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import msgspec
 import sqlalchemy as sa
 
@@ -131,4 +133,5 @@ def _take_address(tx: Tx, server_id: str, project_id: str, nic: Nic) -> None:
     _PORT.run(
         tx, id=nic.port_id, network_id=nic.network_id, subnet_id=subnet, project_id=project_id,
         server_id=server_id, mac=nic.mac, address=nic.address, created_wall=tx.now.wall,
+        number=int(ipaddress.ip_address(nic.address)),
     )  # fmt: skip

@@ -58,7 +58,7 @@ _TELL_ALL = Prepared(
 )
 _UNTOLD = Prepared(
     sa.select(hosts.c.hostname)
-    .where(hosts.c.enabled, hosts.c.told < sa.bindparam("generation"))
+    .where(hosts.c.enabled, sa.not_(hosts.c.forced_down), hosts.c.told < sa.bindparam("generation"))
     .order_by(hosts.c.hostname)
 )
 _TOLD = Prepared(sa.select(hosts.c.told).where(hosts.c.id == sa.bindparam("host")))
@@ -158,7 +158,7 @@ def rise(tx: Tx, why: str, *, above: int = 0) -> None:
 
 def untold(tx: Tx) -> list[str]:
     """Names of the hosts that have not said what they hold in this generation. A host that will not come
-    back is taken out of this by disabling it."""
+    back is taken out of this by disabling it, or by declaring it lost."""
     return _UNTOLD.scalars(tx, generation=clock_row(tx).generation)
 
 
