@@ -122,7 +122,7 @@ def upgrade() -> None:
         sa.Column("virtual_size", sa.BigInteger(), nullable=True),
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
-        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("0"), nullable=False),
+        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("(false)"), nullable=False),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
