@@ -48,6 +48,8 @@ class Stand:
         pid = spawn(argv, self.folder.path, self.folder.output, lock)
         os.close(lock)
         self.pids.append(pid)
+        while not Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b",process=x\0"):
+            time.sleep(0.001)  # between fork and exec it is still us
         return pid
 
     def end(self) -> None:

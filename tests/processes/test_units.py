@@ -40,7 +40,7 @@ def read(name: str) -> Unit:
     """(section, key) to values. configparser knows no key that comes twice."""
     found: Unit = {}
     section = ""
-    for line in (FOLDER / name).read_text().splitlines():
+    for line in (FOLDER / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             section = line.strip("[]")
         elif "=" in line and not line.startswith(("#", ";")):
@@ -122,7 +122,7 @@ def test_the_control_plane_is_alone_with_its_children_and_may_do_little() -> Non
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_understands_every_line(name: str, tmp_path: Path) -> None:
-    text = (FOLDER / name).read_text().replace("/opt/unstuck/bin/unstuck", sys.executable)
+    text = (FOLDER / name).read_text(encoding="utf-8").replace("/opt/unstuck/bin/unstuck", sys.executable)
     (tmp_path / name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True,

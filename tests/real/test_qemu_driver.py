@@ -605,7 +605,7 @@ def test_ports_are_seen_made_again_and_removed(tmp_path: Path, images: tuple[Boo
     async def scene() -> None:
         async with staged(tmp_path, images) as stage:
             driver = stage.driver()
-            want = stage.want((nic(5), nic(6, OTHER_NETWORK)))
+            want = stage.want((nic(5), nic(6, OTHER_NETWORK, subnet=8)))
             gone = msgspec.structs.replace(want, gone=True)
 
             async def nics(wanted: Want) -> Thing:

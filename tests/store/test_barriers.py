@@ -86,7 +86,7 @@ def test_two_creates_never_share_an_address(cloud: Cloud) -> None:
 
 
 def test_the_last_address_goes_to_one(postgres_store: Store) -> None:
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for number in range(4):
         cloud.create(f"s{number}")
     first, second = overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
@@ -239,7 +239,7 @@ def test_a_registration_that_was_first_refuses_the_claim_and_the_report_of_the_o
 
 def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:
     """Also where both search from the same place: all but two are in use, and the cursor is at the end."""
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for name in "vwxyz":
         cloud.create(name)
     freed = sa.delete(ports).where(ports.c.server_id.in_(["w", "y"]))
@@ -247,11 +247,11 @@ def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store:
     overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
     found = sa.select(ports.c.address).where(ports.c.server_id.in_(["a", "b"]))
     addresses = cloud.store.read(lambda tx: set(tx.execute(found).scalars()))
-    assert addresses == {"10.9.0.11", "10.9.0.13"}
+    assert addresses == {"10.9.0.3", "10.9.0.5"}
 
 
 def test_a_create_does_not_take_the_address_of_a_delete_that_may_yet_fail(postgres_store: Store) -> None:
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for name in "vwxyz":
         cloud.create(name)
 
