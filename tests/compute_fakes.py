@@ -58,7 +58,7 @@ class FakeHost:
         }  # fmt: skip
         if want.gone and not changes:
             seen |= {"guest": Gone(), "disk": Thing.ABSENT, "step": Step.REMOVED}
-        disk = f"disk-{want.server_id}" if seen["disk"] is Thing.PRESENT else None
+        disk = f"{want.server_id}.{want.nonce}" if seen["disk"] is Thing.PRESENT else None
         report = Report(self.incarnation, self.next(), want.server_id, want.fence, Observation(**seen), disk)
         self.store.transact(agents.report, self.id, report)
 

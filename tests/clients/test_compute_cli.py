@@ -162,8 +162,10 @@ def test_pause_lock_and_mark_of_the_openstack_command(
     assert shows("ERROR")
     cli("server", "set", "--state", "active", "--auto-approve", "web")
     assert shows("ACTIVE")
+    cli("server", "rebuild", "--wait", "--image", cloud.site.image, "--name", "again", "web")
+    assert sdk.compute.get_server(server.id).name == "again"
     actions = [action.action for action in sdk.compute.server_actions(server)]
-    assert actions == ["resetState", "resetState", "unlock", "lock", "unpause", "pause", "create"]
+    assert actions == ["rebuild", "resetState", "resetState", "unlock", "lock", "unpause", "pause", "create"]
 
 
 @pytest.mark.filterwarnings("default")
@@ -186,6 +188,8 @@ def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connectio
     becomes("ERROR")
     compute.reset_server_state(server, "active")
     becomes("ACTIVE")
+    rebuilt = sdk.rebuild_server(server.id, cloud.site.image, wait=True, timeout=20)
+    assert (rebuilt.id, rebuilt.status) == (server.id, "ACTIVE")
 
 
 @pytest.mark.filterwarnings("default")

@@ -247,6 +247,40 @@ STATUSES = [
         "PAUSED",
         None,
     ),
+    ("to be rebuilt", asked(OperationKind.REBUILD, Power.ON), "REBUILD", "rebuilding"),
+    (
+        "rebuilding",
+        replaced(
+            asked(OperationKind.REBUILD, Power.ON),
+            disk_recorded=False,
+            replaced=("n",),
+            seen=seen(Gone(), intent=2, step=Step.DISK),
+        ),
+        "REBUILD",
+        "rebuild_block_device_mapping",
+    ),
+    (
+        "rebuilt, starting",
+        replaced(
+            asked(OperationKind.REBUILD, Power.ON),
+            replaced=("n",),
+            seen=seen(Gone(), intent=2, step=Step.STARTING),
+        ),
+        "REBUILD",
+        "rebuild_spawning",
+    ),
+    (
+        "rebuilding what is off",
+        replaced(
+            asked(OperationKind.REBUILD, Power.OFF),
+            disk_recorded=False,
+            replaced=("n",),
+            seen=seen(Gone(), intent=2),
+        ),
+        "REBUILD",
+        "rebuild_block_device_mapping",
+    ),
+    ("rebuilt, off", replaced(ACTIVE, power=Power.OFF, replaced=("n",), seen=seen(Gone())), "SHUTOFF", None),
     ("marked by an operator", replaced(ACTIVE, marked_wall=4000.0), "ERROR", None),
     (
         "its failure, looked at anew",

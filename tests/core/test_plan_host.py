@@ -128,6 +128,34 @@ def test_a_guest_is_brought_up_step_by_step(
     assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
 
 
+REBUILD = msgspec.structs.replace(NEW, edge=4, nonce="new", replaced=("old",))
+MADE = msgspec.structs.replace(REBUILD, disk_recorded=True)
+REBUILDS: list[tuple[str, Want, dict[str, object], str]] = [
+    ("the old guest goes first", REBUILD, {"guest": Running(3), "disk": A, "replaced": P}, "quit"),
+    ("the image", REBUILD, {"disk": A, "replaced": P, "images": Missing()}, "fetch"),
+    ("the new disk beside the old one", REBUILD, {"disk": A, "replaced": P}, "make_disk"),
+    ("a disk that nobody knows", REBUILD, {"disk": U, "replaced": P}, "hold"),
+    ("the new disk is recorded", REBUILD, {"replaced": P}, "record_disk"),
+    ("then the old one goes", MADE, {"replaced": P, "nics": A}, "drop_disks"),
+    ("the new one is lost before that", MADE, {"disk": A, "replaced": P}, "hold"),
+    ("then it is started", MADE, {"replaced": A}, "start"),
+    ("off: the new disk is made too", OFF := msgspec.structs.replace(REBUILD, power=Power.OFF),
+     {"disk": A, "replaced": P}, "make_disk"),
+    ("off: recorded", OFF, {"replaced": P}, "record_disk"),
+    ("off: the old one goes", msgspec.structs.replace(MADE, power=Power.OFF), {"replaced": P}, "drop_disks"),
+    ("off: done, with no need of images", msgspec.structs.replace(MADE, power=Power.OFF),
+     {"images": Missing()}, "rest"),
+    ("delete wins", msgspec.structs.replace(REBUILD, gone=True), {"disk": A, "replaced": P}, "remove_nics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), REBUILDS, ids=[row[0] for row in REBUILDS])
+def test_a_rebuild_keeps_the_old_disk_until_the_new_one_is_recorded(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
 REMOVE: list[tuple[dict[str, object], str]] = [
     ({"nics": P, "folder": P}, "remove_nics"),
     ({"nics": U, "folder": P}, "hold"),
@@ -147,9 +175,13 @@ def test_a_deleted_server_goes_piece_by_piece(seen: dict[str, object], expected:
 
 IMAGES: list[Images] = [Ready(), Missing(), Fetching(0, 1), FetchFailed("x", False), FetchFailed("x", True)]
 EVERYTHING = [
-    (msgspec.structs.replace(want, disk_recorded=recorded), View(guest, images, disk, nics, folder))
+    (
+        msgspec.structs.replace(want, disk_recorded=recorded, replaced=replaced),
+        View(guest, images, disk, nics, folder, replaced=P if replaced else A),
+    )
     for want in WANTS.values()
     for recorded in (True, False)
+    for replaced in ((), ("old",))
     for guest in GUESTS.values()
     for images, disk, nics, folder in itertools.product(IMAGES, Thing, Thing, Thing)
 ]
@@ -171,6 +203,9 @@ def test_the_planner_is_total_and_keeps_the_laws() -> None:
             assert (view.disk, view.nics, want.disk_recorded) == (P, P, True)
             assert want.power is not Power.OFF
             assert not want.gone
+        if does is Do.DROP_DISKS:
+            assert (view.disk, want.disk_recorded, want.gone) == (P, True, False)
+            assert isinstance(view.guest, Gone)
         if does is Do.PAUSE:
             assert want.power is Power.PAUSED
         if does is Do.RESUME:

@@ -114,8 +114,9 @@ class Cloud:
         fence: Fence | None = None,
         sequence: int | None = None,
         incarnation: int | None = None,
+        want: Want | None = None,
     ) -> None:
-        want = self.wants(host_id).get(name)
+        want = want or self.wants(host_id).get(name)
         if fence is None:
             assert want is not None
             fence = want.fence
@@ -131,7 +132,7 @@ class Cloud:
                 server_id=name,
                 fence=fence,
                 observation=Observation(intent, guest, disk, step, trouble),
-                disk_id=disk_id,
+                disk_id=None if disk_id is None or want is None else f"{disk_id}.{want.nonce}",
             ),
         )
 

@@ -25,7 +25,7 @@ from unstuck.core.server.data import (
     Trouble,
     Unclear,
 )
-from unstuck.store import agents, clock, networks, server_actions, server_edit, servers
+from unstuck.store import agents, clock, networks, server_actions, server_edit, server_rebuild, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.clock import clock as clock_table
 from unstuck.store.schema.compute import operations, placements
@@ -619,3 +619,89 @@ def test_a_server_with_a_port_goes_to_no_host_that_cannot_connect_it(cloud: Clou
     cloud.create("b")
     cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
     assert cloud.place("b", "h")  # without a port it may
+
+
+def rebuild(cloud: Cloud, nonce: str = "new") -> None:
+    cloud.store.transact(server_rebuild.replace_disk, "a", lambda _tx, _server: {}, nonce, caller())
+
+
+def test_a_rebuild_asks_for_another_disk_and_keeps_the_old_one_until_that_is_recorded(cloud: Cloud) -> None:
+    cloud.active()
+    old = cloud.wants()["a"]
+    rebuild(cloud)
+    assert (cloud.status().status, cloud.status().task_state) == ("REBUILD", "rebuilding")
+    want = cloud.wants()["a"]
+    assert (want.nonce, want.replaced, want.disk_recorded) == ("new", (old.nonce,), False)
+    assert want.edge > old.edge
+    assert want.fence == old.fence
+    assert want.spec.nics == old.spec.nics
+    cloud.report(Running(old.edge), intent=old.intent)
+    assert not cloud.settled()
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert cloud.wants()["a"].disk_recorded
+    assert cloud.status().status == "REBUILD"
+    cloud.report(Running(want.edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_late_record_of_the_old_disk_is_not_taken_for_the_new_one(cloud: Cloud) -> None:
+    """Law 3 is per disk: else the new disk would be missed before it was ever made."""
+    cloud.create()
+    cloud.place()
+    cloud.claim()
+    old = cloud.wants()["a"]
+    trouble = Trouble("image-unusable", "gone", "rebuild it", final=True)
+    cloud.report(Gone(), trouble=trouble, disk=Thing.ABSENT)
+    rebuild(cloud)
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk", want=old)
+    assert not cloud.wants()["a"].disk_recorded
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert cloud.wants()["a"].disk_recorded
+
+
+def test_a_server_that_was_off_is_rebuilt_and_stays_off(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(servers.stop_server, "a", caller())
+    cloud.report(Gone())
+    rebuild(cloud)
+    assert cloud.wants()["a"].power is Power.OFF
+    cloud.report(Gone(), disk=Thing.ABSENT)
+    assert (cloud.status().status, cloud.settled()) == ("REBUILD", False)
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert not cloud.settled(), "the old disk is still there"
+    cloud.report(Gone())
+    assert (cloud.status().status, cloud.settled()) == ("SHUTOFF", True)
+
+
+def test_disks_of_rebuilds_that_did_not_end_are_all_replaced_by_the_next(cloud: Cloud) -> None:
+    cloud.active()
+    first = cloud.wants()["a"].nonce
+    rebuild(cloud, "second")
+    trouble = Trouble("image-unusable", "gone", "rebuild it", final=True)
+    cloud.report(Gone(), trouble=trouble, step=Step.WAITING)
+    assert cloud.status().status == "ERROR"
+    rebuild(cloud, "third")
+    assert cloud.wants()["a"].replaced == (first, "second")
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    cloud.report(Running(cloud.wants()["a"].edge))
+    rebuild(cloud, "fourth")
+    assert cloud.wants()["a"].replaced == ("third",), "what was seen to be gone is forgotten"
+
+
+def test_delete_overtakes_a_rebuild(cloud: Cloud) -> None:
+    cloud.active()
+    rebuild(cloud)
+    with pytest.raises(servers.Conflict, match="rebuilding"):
+        rebuild(cloud, "other")
+    cloud.store.transact(servers.delete_server, "a", caller())
+    cloud.removed()
+    assert cloud.status().status == "DELETED"
+
+
+def test_what_was_never_placed_is_not_rebuilt(cloud: Cloud) -> None:
+    cloud.create()
+    with pytest.raises(servers.Conflict, match="vm_state building"):
+        rebuild(cloud)
+    cloud.store.transact(servers.fail_server, "a", "no-host", "x", "y")
+    with pytest.raises(servers.Conflict, match="never placed"):
+        rebuild(cloud)

@@ -337,6 +337,8 @@ class Agent:
                 return driver.fetch
             case Do.MAKE_DISK:
                 return driver.make_disk
+            case Do.DROP_DISKS:
+                return driver.drop_disks
             case Do.MAKE_NICS:
                 return driver.make_nics
             case Do.START:
@@ -378,7 +380,7 @@ class Agent:
         disk_id = f"{want.server_id}.{want.fence.generation}.{want.fence.epoch}.{want.nonce}"
         await self._send(want, observation, "disk", disk_id)
         held = self._held.get(want.server_id)
-        if held is not None and held.want.fence == want.fence:
+        if held is not None and (held.want.fence, held.want.nonce) == (want.fence, want.nonce):
             recorded = msgspec.structs.replace(held.want, disk_recorded=True)
             self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
 

@@ -62,6 +62,10 @@ class Driver(Protocol):
         """Make the root disk: temporary name, fsync, rename. Never over one that is there."""
         ...
 
+    async def drop_disks(self, want: Want) -> None:
+        """Remove the disks that the wanted one has replaced; refused unless that is there."""
+        ...
+
     async def make_nics(self, want: Want) -> None:
         """Make bridge, tap and filter rules of every port, where they are not there yet."""
         ...

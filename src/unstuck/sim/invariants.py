@@ -67,8 +67,19 @@ class Truth(Watch):
     def disk_made(self, host: SimHost, want: Want) -> None:
         """Data only once (law 3)."""
         server = self._server(want.server_id)
-        if server is not None and server.disk_recorded:
+        same = server is not None and server.place is not None and server.place.nonce == want.nonce
+        if server is not None and same and server.disk_recorded:
             self.fail(f"the recorded disk of {want.server_id} was made again, empty")
+
+    def dropping(self, host: SimHost, want: Want) -> None:
+        """An old disk goes only when the store knows the one that replaces it, and no guest is on it."""
+        server = self._server(want.server_id)
+        if server is None or server.place is None or want.server_id in host.guests:
+            self.fail(f"a disk of {want.server_id} was dropped under its guest, or nobody's")
+        elif server.deleted:
+            return
+        elif server.place.nonce != want.nonce or not server.disk_recorded:
+            self.fail(f"the old disk of {want.server_id} was dropped before the new one was recorded")
 
     def removing(self, host: SimHost, want: Want) -> None:
         """Only what its user deleted is removed, and never under a living guest."""
@@ -104,6 +115,7 @@ _ROWS = Prepared(
         servers.c.marked_wall,
         servers.c.seen,
         servers.c.disk_id,
+        servers.c.replaced,
         servers.c.settled,
         servers.c.lease_incarnation,
         placements.c.state,
@@ -174,6 +186,8 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
 def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str]:
     wrong = []
     for host in hosts:
+        for name, folder in host.folders.items():
+            wrong += [f"the replaced disk {nonce} of {name} is left over" for nonce in folder.old]
         mine = {server_id for server_id, host_id in living.items() if host_id == host.id}
         for kind, names in (("guest", set(host.guests)), ("folder", set(host.folders)), ("tap", host.taps)):
             wrong += [f"{kind} of {name} is left over on {host.id}" for name in names - mine - {STRANGER}]

@@ -17,7 +17,7 @@ from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
-from unstuck.store import agents, clock, networks, server_actions, servers
+from unstuck.store import agents, clock, networks, server_actions, server_rebuild, servers
 from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
@@ -339,6 +339,19 @@ class SimUser:
         await self._request("unpause", server_actions.unpause_server, name, self._caller())
         self._run.expected[name] = "ACTIVE"
 
+    async def rebuild(self, name: str) -> None:
+        expected = self._run.expected[name]
+        await self._request("rebuild", _rebuild, name, self._run.engine.nonce(), self._caller())
+        self._run.expected[name] = "SHUTOFF" if expected == "SHUTOFF" else "ACTIVE"
+
+    async def lose_disk(self, name: str) -> None:
+        """Somebody removes the disk (and ends the guest) behind our back."""
+        for host in self._run.hosts:
+            host.guests.pop(name, None)
+            if name in host.folders:
+                host.folders[name].disk = False
+            self._run.agents[host.id].wake(name)
+
     async def reset(self, name: str) -> None:
         await self._request("reset", server_actions.reset_state, name, "active", self._caller())
         self._run.expected[name] = "ACTIVE"
@@ -427,6 +440,11 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
     )
     servers.insert_server(tx, new, caller)
     networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
+
+
+def _rebuild(tx: Tx, name: str, nonce: str, caller: servers.Caller) -> str:
+    """As the API's, without an image to look up."""
+    return server_rebuild.replace_disk(tx, name, lambda _row, _server: {}, nonce, caller)
 
 
 def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:

@@ -23,6 +23,10 @@ class User(Protocol):
 
     async def unpause(self, name: str) -> None: ...
 
+    async def rebuild(self, name: str) -> None: ...
+
+    async def lose_disk(self, name: str) -> None: ...
+
     async def reset(self, name: str) -> None: ...
 
     async def disk_full(self, name: str, *, full: bool) -> None: ...
@@ -129,6 +133,41 @@ async def reboot_while_pausing(user: User) -> None:
     await user.reboot("a", soft=False)
 
 
+async def rebuild(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.rebuild("a")
+
+
+async def rebuild_twice(user: User) -> None:
+    await rebuild(user)
+    await user.rebuild("a")
+
+
+async def rebuild_what_is_off(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.until("a", "SHUTOFF")
+    await user.rebuild("a")
+    await user.until("a", "SHUTOFF")
+
+
+async def delete_while_rebuilding(user: User) -> None:
+    await rebuild(user)
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def rebuild_after_the_disk_was_lost(user: User) -> None:
+    """A disk that is missing is never made again by itself: it is shown, and a rebuild is the way out."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.lose_disk("a")
+    await user.until("a", "ERROR")
+    await user.rebuild("a")
+
+
 async def disk_full_for_a_while(user: User) -> None:
     """The guest stops at a write; when there is room again, it goes on by itself."""
     await user.create("a")
@@ -218,6 +257,11 @@ SCENARIOS: dict[str, Script] = {
         pause_and_unpause,
         delete_while_pausing,
         reboot_while_pausing,
+        rebuild,
+        rebuild_twice,
+        rebuild_what_is_off,
+        delete_while_rebuilding,
+        rebuild_after_the_disk_was_lost,
         disk_full_for_a_while,
         reset_after_failed_starts,
         delete_while_stopping,

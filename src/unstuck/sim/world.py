@@ -70,6 +70,8 @@ class SimFolder(msgspec.Struct):
     half: bool = False
     data: bool = False
     starts: int = 0
+    old: tuple[str, ...] = ()
+    """Disks that were replaced and are still there."""
     counted: tuple[int, int] = (0, 0)
     """The edge and the operator's mark that ``starts`` counts for."""
 
@@ -118,6 +120,8 @@ class Watch:
 
     def disk_made(self, host: SimHost, want: Want) -> None: ...
 
+    def dropping(self, host: SimHost, want: Want) -> None: ...
+
     def removing(self, host: SimHost, want: Want) -> None: ...
 
 
@@ -135,13 +139,15 @@ class SimDriver:
         folder = self._host.folders.get(want.server_id)
         disk = Thing.PRESENT if folder is not None and folder.disk else Thing.ABSENT
         if folder is not None and folder.disk and folder.nonce != want.nonce:
-            disk = Thing.UNKNOWN
+            disk = Thing.ABSENT if folder.nonce in want.replaced else Thing.UNKNOWN
+        old = folder is not None and (bool(folder.old) or (folder.disk and folder.nonce in want.replaced))
         return View(
             guest=self._guest(want, folder),
             images=self._images(),
             disk=disk,
             nics=Thing.PRESENT if want.server_id in self._host.taps else Thing.ABSENT,
             folder=Thing.PRESENT if folder is not None else Thing.ABSENT,
+            replaced=Thing.PRESENT if old else Thing.ABSENT,
         )
 
     def _guest(self, want: Want, folder: SimFolder | None) -> Guest:
@@ -184,9 +190,18 @@ class SimDriver:
             return
         folder = self._host.folders.setdefault(want.server_id, SimFolder(want.nonce))
         if folder.disk:
-            raise DriverError("there is a disk already")
+            if folder.nonce not in want.replaced:
+                raise DriverError("there is a disk already")
+            folder.old += (folder.nonce,)
         self._watch.disk_made(self._host, want)
         folder.nonce, folder.disk, folder.half, folder.data = want.nonce, True, False, False
+
+    async def drop_disks(self, want: Want) -> None:
+        folder = self._host.folders.get(want.server_id)
+        if folder is None or not folder.disk or folder.nonce != want.nonce:
+            raise DriverError("the new disk is not there")
+        self._watch.dropping(self._host, want)
+        folder.old = ()
 
     async def make_nics(self, want: Want) -> None:
         self._host.taps.add(want.server_id)
@@ -195,6 +210,8 @@ class SimDriver:
         folder = self._host.folders.get(want.server_id)
         if folder is None or not folder.disk or want.server_id not in self._host.taps:
             raise DriverError("no disk or no tap")
+        if folder.nonce != want.nonce:
+            raise DriverError("another disk")
         if want.server_id in self._host.guests:
             raise DriverError("the lock is held: a guest lives")
         self._watch.started(self._host, want)

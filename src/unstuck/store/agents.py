@@ -29,7 +29,7 @@ from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
+from unstuck.store.rows import REPLACED, bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
@@ -216,6 +216,7 @@ _WANTS = Prepared(
         servers.c.mark,
         servers.c.deleted,
         servers.c.disk_id,
+        servers.c.replaced,
         servers.c.world_version,
         placements.c.generation,
         placements.c.epoch,
@@ -332,6 +333,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         disk_recorded=row.disk_id is not None,
         spec=spec,
         mark=row.mark,
+        replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
     )
 
 
@@ -394,12 +396,17 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
         observation=msgspec.json.encode(seen).decode(),
         lease_now=now.lease,
         wall_now=now.wall,
-        disk=ask.disk_id,
+        disk=ask.disk_id if _is_wanted(server, ask.disk_id) else None,
         launched=now.wall if isinstance(seen.guest, Running | Paused | Off) else None,
         owner=ask.incarnation if working else None,
         limit=now.lease + STALL if working else None,
     )
     return written == 1
+
+
+def _is_wanted(server: Server, disk_id: str | None) -> bool:
+    """Whether a disk is the one that is wanted now: a late report may record one that a rebuild replaced."""
+    return disk_id is not None and server.place is not None and disk_id.endswith(f".{server.place.nonce}")
 
 
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:

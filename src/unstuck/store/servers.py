@@ -32,6 +32,7 @@ OPERATION_DEADLINE = {
     OperationKind.REBOOT: 120.0,
     OperationKind.PAUSE: 60.0,
     OperationKind.UNPAUSE: 60.0,
+    OperationKind.REBUILD: 600.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
@@ -196,6 +197,7 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
         edge_soft=False,
         deleted=False,
         mark=0,
+        replaced="[]",
         epoch=0,
         world_version=0,
         seen_at=now.lease,

@@ -18,8 +18,8 @@ STATES: Final[dict[str, frozenset[str]]] = {
     "active": frozenset({"ACTIVE"}), "build": frozenset({"BUILD"}), "deleted": frozenset({"DELETED"}),
     "error": frozenset({"ERROR"}), "hard_reboot": frozenset({"HARD_REBOOT"}),
     "paused": frozenset({"PAUSED"}), "reboot": frozenset({"REBOOT"}), "shutoff": frozenset({"SHUTOFF"}),
-    "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset(), "rescue": frozenset(),
-    "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
+    "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset({"REBUILD"}),
+    "rescue": frozenset(), "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
     "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset(),
     "unknown": frozenset(), "verify_resize": frozenset(),
 }  # fmt: skip

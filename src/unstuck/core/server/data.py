@@ -92,6 +92,7 @@ class Want(msgspec.Struct, frozen=True):
     carry; ``soft`` says that the way there asks the guest first, for ``patience`` more seconds.
     ``disk_recorded``: the store knows that the disk was made once, so from then on its absence is a
     fault that is shown (law 3). ``mark``: the operator's latest; what was counted before it counts no more.
+    ``nonce`` names the disk; ``replaced`` are the names of those that a rebuild has it take the place of.
     """
 
     server_id: str
@@ -107,6 +108,7 @@ class Want(msgspec.Struct, frozen=True):
     disk_recorded: bool
     spec: Spec
     mark: int = 0
+    replaced: tuple[str, ...] = ()
 
 
 class Running(msgspec.Struct, frozen=True, tag=True):
@@ -194,6 +196,8 @@ class View(msgspec.Struct, frozen=True):
     folder: Thing
     reason: str = ""
     remedy: str = ""
+    replaced: Thing = Thing.ABSENT
+    """Disks that the wanted one takes the place of."""
 
 
 class Step(StrEnum):
@@ -256,6 +260,7 @@ class OperationKind(StrEnum):
     REBOOT = "reboot"
     PAUSE = "pause"
     UNPAUSE = "unpause"
+    REBUILD = "rebuild"
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
@@ -317,3 +322,5 @@ class Server(msgspec.Struct, frozen=True):
     marked_wall: float | None = None
     """When an operator marked it as failed."""
     locked: Lock | None = None
+    replaced: tuple[str, ...] = ()
+    """Nonces of the disks that its present one takes the place of."""

@@ -270,6 +270,8 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to be paused"
         case OperationKind.UNPAUSE:
             return "the server is to be unpaused"
+        case OperationKind.REBUILD:
+            return "the server is to be rebuilt"
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
             return "the server is looked at anew"
         case OperationKind.CREATE:

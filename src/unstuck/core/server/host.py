@@ -47,6 +47,7 @@ class Do(StrEnum):
     FETCH = "fetch"
     MAKE_DISK = "make_disk"
     RECORD_DISK = "record_disk"
+    DROP_DISKS = "drop_disks"
     MAKE_NICS = "make_nics"
     START = "start"
     PAUSE = "pause"
@@ -164,8 +165,22 @@ def _take_down(want: Want, view: View) -> Decision:
 def _raise(want: Want, view: View) -> Decision:
     """The guest is certainly not there: bring it up, step by step, if it should be."""
     if want.power is Power.OFF:
-        return _record(want, view) or Rest()
+        return _rebuild_off(want, view) or _record(want, view) or Rest()
     return _images_and_disk(want, view) or _network(view) or _start(view)
+
+
+def _rebuild_off(want: Want, view: View) -> Decision | None:
+    """A rebuild of a server that is off makes its disk too, and then leaves it off."""
+    if not want.replaced:
+        return None
+    return _images_and_disk(want, view) if not want.disk_recorded else _drop_replaced(want, view)
+
+
+def _drop_replaced(want: Want, view: View) -> Decision | None:
+    """The new disk is there and recorded: only now what it replaces goes."""
+    if not (want.replaced and want.disk_recorded and view.disk is Thing.PRESENT):
+        return None
+    return Act(Do.DROP_DISKS, Step.DISK) if view.replaced is not Thing.ABSENT else None
 
 
 def _images_and_disk(want: Want, view: View) -> Decision | None:
@@ -180,7 +195,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         trouble = Trouble(
             "disk-missing",
             "the root disk was made on this host and is not there any more",
-            "bring the disk back, or delete the server",
+            "bring the disk back, rebuild the server, or delete it",
             final=True,
         )
         return Hold(Step.WAITING, 30.0, trouble)
@@ -192,7 +207,10 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         case FetchFailed(reason, final, tries, remedy):
             if final:
                 trouble = Trouble(
-                    "image-unusable", reason, "delete the server and use another image", final=True
+                    "image-unusable",
+                    reason,
+                    "rebuild the server from another image, or delete it",
+                    final=True,
                 )
                 return Hold(Step.WAITING, 30.0, trouble)
             trouble = Trouble("effect-failed", f"the image cannot be fetched: {reason}", remedy)
@@ -200,7 +218,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)
-            return _record(want, view)
+            return _record(want, view) or _drop_replaced(want, view)
         case _ as never:
             assert_never(never)
 

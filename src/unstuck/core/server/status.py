@@ -153,6 +153,8 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return "pausing"
         case OperationKind.UNPAUSE:
             return "unpausing"
+        case OperationKind.REBUILD:
+            return _rebuild_task(server)
         case OperationKind.CREATE | OperationKind.DELETE:
             return None
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
@@ -182,6 +184,15 @@ def _reboot_task(server: Server, soft: bool) -> str:
     return "reboot_started_hard" if begun else "rebooting_hard"
 
 
+def _rebuild_task(server: Server) -> str:
+    seen = server.seen
+    if seen is None or seen.intent < server.intent:
+        return "rebuilding"
+    if server.disk_recorded and seen.step in (Step.NETWORK, Step.STARTING):
+        return "rebuild_spawning"
+    return "rebuild_block_device_mapping"
+
+
 def _power_state(server: Server) -> PowerState:
     if server.seen is None or server.removed:
         return PowerState.NOSTATE
@@ -201,6 +212,7 @@ def _power_state(server: Server) -> PowerState:
             assert_never(never)
 
 
+REBUILDING = frozenset({"rebuilding", "rebuild_block_device_mapping", "rebuild_spawning"})
 _SIMPLE = {
     "building": "BUILD",
     "paused": "PAUSED",
@@ -211,6 +223,8 @@ _SIMPLE = {
 
 
 def _public(vm_state: str, task: str | None) -> str:
+    if task in REBUILDING and vm_state in ("active", "stopped", "error"):
+        return "REBUILD"
     if vm_state == "active":
         if task in ("rebooting", "reboot_started"):
             return "REBOOT"

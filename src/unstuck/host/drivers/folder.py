@@ -160,6 +160,11 @@ class ServerFolder:
             return sorted(name for name in names if name.startswith("disk-") and name.endswith(".qcow2"))
         return []
 
+    def other_disks(self, want: Want) -> list[str]:
+        """Finished disks that are neither the wanted one nor one that it replaces."""
+        known = {self.disk(nonce).name for nonce in (want.nonce, *want.replaced)}
+        return [name for name in self.disks() if name not in known]
+
     def relative(self, path: Path) -> str:
         """A path as seen from in here: what lies in the state folder stays valid where it is moved."""
         return os.path.relpath(path, self.path)

@@ -29,6 +29,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers.disk import drop_disks
 from unstuck.host.drivers.folder import (
     FolderError,
     ServerFolder,
@@ -78,6 +79,9 @@ class InstantDriver:
 
     async def make_disk(self, want: Want) -> None:
         await self._do(want, lambda folder: _make(folder, folder.disk(want.nonce)))
+
+    async def drop_disks(self, want: Want) -> None:
+        await self._do(want, lambda folder: drop_disks(folder, want))
 
     async def make_nics(self, want: Want) -> None:
         await self._do(want, lambda folder: _make(folder, _nics(folder)))
@@ -158,7 +162,9 @@ class InstantDriver:
         if not want.gone and not want.spec.nics:
             nics = Thing.PRESENT
         present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
-        return View(self._see_guest(folder), Ready(), disk, nics, present)
+        old = any(folder.disk(nonce).exists() for nonce in want.replaced)
+        replaced = Thing.PRESENT if old else Thing.ABSENT
+        return View(self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced)
 
     def _see_guest(self, folder: ServerFolder) -> Guest:
         marker = self._marker(folder)

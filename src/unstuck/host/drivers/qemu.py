@@ -111,7 +111,7 @@ class QemuDriver:
         images = self._images(want)
         reason = "; ".join(part for part in (sight.reason, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, images, sight.disk, nics, sight.folder, reason, remedy)
+        return View(guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced)
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
         process = sight.process
@@ -155,6 +155,9 @@ class QemuDriver:
 
     async def make_disk(self, want: Want) -> None:
         await disk.make_disk(await self._checked(want), want, self.cache, self._barrier)
+
+    async def drop_disks(self, want: Want) -> None:
+        await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
 
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)

@@ -86,6 +86,8 @@ servers = sa.Table(
     sa.Column("seen_incarnation", sa.BigInteger, nullable=False),
     sa.Column("seen_sequence", sa.BigInteger, nullable=False),
     sa.Column("disk_id", sa.String(128)),
+    # Nonces of disks that a rebuild has the present one replace; none is removed before that is recorded.
+    sa.Column("replaced", sa.Text, nullable=False),
     sa.Column("launched_wall", Seconds),
     # Work in progress, its owner and its deadline.
     sa.Column("lease_incarnation", sa.BigInteger),
