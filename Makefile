@@ -17,8 +17,8 @@ help: ## this list
 setup: ## system packages, Python packages, guest image; fast when all is there
 	@scripts/setup
 
-demo: setup ## the main job on a real cloud, killed at the worst moment (ARGS= is passed on)
-	@scripts/in-netns $(BIN)/unstuck demo $(ARGS)
+demo: setup ## the main job on a real cloud, killed at the worst moment
+	@scripts/in-netns $(BIN)/unstuck demo
 
 test: setup check ## lint, types, layers, all tests but the slow ones, and beside them the simulation (8 minutes)
 	@log=$$(mktemp); (exec nice -n 19 $(MAKE) --no-print-directory sim) > $$log 2>&1 & sim=$$!; \
@@ -38,7 +38,7 @@ sim-long: setup ## the same with 200000 random schedules
 bench: setup ## measured ratios (ARGS=--json for the machine's form)
 	@scripts/in-netns $(BIN)/python -m bench.run $(ARGS)
 
-check: lint types layers
+check: lint types layers ## lint, strict types, import layers
 
 lint: setup
 	@$(BIN)/ruff check && $(BIN)/ruff format --check

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tests.compute_fakes import FakeHost, network, settle
 from unstuck.core.image import Data, Image
-from unstuck.store import flavors, images
+from unstuck.store import flavors, identity, images
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.identity import projects
 
@@ -19,11 +19,14 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZG
 def add_image(tx: Tx, name: str, **more: Any) -> str:
     """A public image with data, as if it had been uploaded."""
     image_id = str(uuid.uuid4())
+    project_id = more.pop("project_id", "p")
+    if tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id)).first() is None:
+        identity.create_project(tx, identity.Project(id=project_id, name=project_id))
     properties = more.pop("properties", {})
     size = more.pop("size", 1 << 20)
     active = more.pop("active", True)
     row = Image(
-        id=image_id, project_id=more.pop("project_id", "p"), created=0.0, updated=0.0, name=name,
+        id=image_id, project_id=project_id, created=0.0, updated=0.0, name=name,
         visibility=more.pop("visibility", "public"), disk_format="raw", container_format="bare",
         properties=properties, **more,
     )  # fmt: skip

@@ -184,7 +184,10 @@ def test_explanations(admin: Cloud, demo: Cloud, site: Site) -> None:
     shown = demo.get(f"{SERVERS}/{server_id}", headers=at("2.16")).json()["server"]
     assert (shown["status"], shown["host_status"]) == ("ACTIVE", "DOWN")
     demo.ask("DELETE", f"{SERVERS}/{server_id}")
-    assert told(demo, server_id)["status"] == "DELETED"
+    tomb = told(demo, server_id)
+    assert tomb["status"] == "DELETED"
+    assert "deleted while its host host-1 was silent" in tomb["reason"]
+    assert admin.get("/unstuck/v1/status").json()["tombstones"] == 1
     theirs = server(admin, site)
     assert demo.get(f"/unstuck/v1/explain/server/{theirs}").status_code == 404
     assert demo.get(f"/unstuck/v1/explain/planet/{theirs}").status_code == 404

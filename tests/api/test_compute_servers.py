@@ -322,6 +322,10 @@ def test_actions_that_are_none(demo: Cloud, site: Site) -> None:
     answer = act(demo, server_id, "teleport")
     assert answer.status_code == 400
     assert "There is no such action" in answer.json()["badRequest"]["message"]
+    answer = act(demo, server_id, "os-migrateLive", {"host": None, "block_migration": "auto"})
+    assert answer.status_code == 400
+    message = answer.json()["badRequest"]["message"]
+    assert message == "The action os-migrateLive is not offered by this cloud."
     assert act(demo, server_id, "reboot", {"type": "WARM"}).status_code == 400
     assert act(demo, server_id, "os-stop").status_code == 409  # it is being built
 

@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,6 +288,9 @@ def test_servers_outlive_everything_else(cli: Cli, tmp_path: Path) -> None:
         cloud.ask("DELETE", f"/compute/v2.1/servers/{server_id}", headers=COMPUTE)
     until(lambda: not marker.parent.exists() and statuses() == {})
     cli.run("doctor")
+    assert "the server was deleted, and nothing is left" in cli.run("explain", "server", server_id)
+    assert "no server web" in cli.run("explain", "server", "web", code=1)
+    assert json.loads(cli.run("status", "-o", "json"))["tombstones"] == 0
 
 
 def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
@@ -478,3 +482,22 @@ def test_without_a_cloud_a_sentence_says_so(
 ) -> None:
     assert sentence in cli.run(*words, code=code)
     assert not cli.state.prepared()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else too")
+def test_set_up_in_somebody_elses_checkout_says_whose_it_is() -> None:
+    """Somebody else's: outside of pytest's own folder, which is closed to other users."""
+    source = Path(__file__).parents[2] / "scripts" / "setup"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        scripts = Path(folder) / "scripts"
+        scripts.mkdir(mode=0o755)
+        copy = scripts / "setup"
+        copy.write_bytes(source.read_bytes())
+        copy.chmod(0o755)
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "bash", str(copy)],
+            capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"setup: {folder} belongs to root and may not be written by nobody: run it as root" in done.stderr

@@ -28,7 +28,7 @@ from unstuck.core.server.data import (
     Trouble,
     Unclear,
 )
-from unstuck.core.server.explain import explain
+from unstuck.core.server.explain import buried, explain
 from unstuck.core.time import Now
 
 NOW = Now(wall=2000.0, lease=1000.0)
@@ -87,7 +87,15 @@ TABLE = [
     (but(**RUNNING | {"deleted": True}), "removes guest, ports, disk", "host agent", 59.0),
     (but(**RUNNING | {"deleted": True, "host": host(80.0)}), "silent for 80 s", "the control plane", 0.0),
     (but(deleted=True), "no host has anything", "the control plane", 0.0),
-    (but(deleted=True, removed=True, operation=None), "was deleted", "nobody", None),
+    (but(deleted=True, removed=True, operation=None), "nothing is left of it", "nobody", None),
+    # docs/demo.txt said "makes the root disk" of a guest that had been running for ten seconds.
+    (but(**PLACED, seen=seen(Gone(), Step.DISK)), "the host makes the root disk", "host agent", 100.0),
+    (but(**PLACED, seen=seen(Gone(), Step.DISK), disk_recorded=True),
+     "is made and recorded; the host makes the port and starts the guest, or", "host agent", 100.0),
+    (but(**PLACED | {"host": host(75.0)}), "if a guest was started there, it runs on; what", "nobody", None),
+    # Its stop is an intent of its own, which the host has yet to act on: nobody asked for something else.
+    (but(**RUNNING | {"intent": 2, "power": Power.OFF, "seen": seen(Off(1))}),
+     "the guest powered itself off; the host clears its process away", "host agent", 59.0),
 ]  # fmt: skip
 
 
@@ -98,6 +106,15 @@ def test_what_is_said(server: Server, reason: str, holder: str, by: float | None
     assert told.holder.startswith(holder)
     assert told.by_seconds == by
     assert told.next
+
+
+def test_a_tombstone_says_whom_it_waits_for() -> None:
+    gone = explain(but(deleted=True, removed=True, operation=None), NOW)
+    told = buried(gone, "host-1")
+    assert "deleted while its host host-1 was silent" in told.reason
+    assert told.holder == "host agent on host-1"
+    assert "when the agent is back" in told.next
+    assert told.status == "DELETED"
 
 
 def test_conditions() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,7 +40,22 @@ def test_permission_is_explained_with_the_group_of_the_device(monkeypatch: pytes
     monkeypatch.setattr(os, "access", lambda *_: False)
     report = kvm.probe_kvm("/dev/null")
     assert report.state is kvm.KvmState.NO_PERMISSION
-    assert "usermod -aG root" in report.remedy
+    # Whoever is let into the group root may do far more than use KVM.
+    assert "usermod -aG root" not in report.remedy
+    assert "chgrp kvm /dev/null && chmod 660 /dev/null && usermod -aG kvm $USER" in report.remedy
+    assert "udev" in report.remedy
+
+
+@pytest.mark.parametrize(("mode", "enough"), [(0o660, True), (0o600, False), (0o640, False)])
+def test_a_group_is_only_recommended_if_it_helps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, enough: bool
+) -> None:
+    device = tmp_path / "kvm"
+    device.touch(mode)
+    device.chmod(mode)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name="kvm"))
+    assert ("chmod 660" in kvm.probe_kvm(str(device)).remedy) is not enough
 
 
 def test_the_accelerator_follows_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.processes.many import Many, fake_tiny, free_port
-from tests.store.conftest import postgres as postgres
 from unstuck.runtime.state import prepare
 
 

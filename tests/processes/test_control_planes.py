@@ -8,10 +8,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
+from tests.postgres import copy, drop, url
 from tests.processes.many import Many, Process, create, fake_tiny, free_port
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
@@ -127,13 +127,11 @@ class Replicas:
 @pytest.fixture
 def replicas(tmp_path: Path, postgres: str) -> Iterator[Replicas]:
     name = f"replicas{abs(hash(tmp_path)):x}"
-    with psycopg.connect(f"postgresql://unstuck@{postgres}/template1", autocommit=True) as conn:
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE template0")  # type: ignore[call-overload]
+    copy(postgres, name, "template0")
     many = Many(tmp_path / "state")
-    yield Replicas(many, f"postgresql+psycopg://unstuck@{postgres}/{name}")
+    yield Replicas(many, url(postgres, name))
     many.close()
-    with psycopg.connect(f"postgresql://unstuck@{postgres}/template1", autocommit=True) as conn:
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[call-overload]
+    drop(postgres, name)
 
 
 def counted(tx: Tx) -> tuple[int, int, int]:

@@ -174,6 +174,7 @@ def test_one_guest_from_first_boot_to_power_button(guest: Guest) -> None:
     assert guest.ask("boots") == "1\n"
     assert guest.ask("write what must survive") == "ok\n"
     assert guest.ask("nonsense") == "error: unknown command\n"
+    assert guest.ask("help").startswith("uptime, boots, boot_id, hostname, address, key")
     first_boot = guest.ask("boot_id")
 
     assert guest.ask("reboot") == "ok\n"

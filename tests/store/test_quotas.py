@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tests.compute_site import bootable
 from tests.store.play import caller
 from tests.store.test_barriers import overlap
-from unstuck.core.errors import Forbidden, Invalid
+from unstuck.core.errors import Conflict, Forbidden, Invalid
 from unstuck.store import flavors, identity, keypairs, networks, quotas
 from unstuck.store.engine import Store, Tx
 from unstuck.store.identity import Project, User
@@ -128,3 +128,46 @@ def test_the_last_key_pair_of_a_quota_goes_to_one_of_two(postgres_store: Store) 
     first, second = overlap(postgres_store, lambda tx: add(tx, "a"), lambda tx: add(tx, "b"))
     assert first.name == "a"
     assert isinstance(second, Forbidden)
+
+
+def test_a_project_that_owns_something_is_not_deleted(any_store: Store) -> None:
+    """It was, and left servers that nobody could reach, and that ran on."""
+    image = furnish(any_store)
+    any_store.transact(create, image, "a")
+    any_store.transact(create, image, "b")
+    with pytest.raises(Conflict, match=r"Project p \(p\) still owns 2 servers, 3 images, 1 network: delete"):
+        any_store.transact(identity.delete_project, "p")
+    assert any_store.read(identity.get_project, "p").name == "p"
+    any_store.transact(identity.delete_project, "q")
+    with pytest.raises(Forbidden, match="not there any more"):
+        any_store.transact(quotas.grant, "q", least=1, most=1, vcpus=1, ram_mb=1)
+
+
+def test_a_user_may_always_be_deleted_and_the_servers_stay_the_projects(any_store: Store) -> None:
+    image = furnish(any_store)
+    any_store.transact(create, image, "a")
+    any_store.transact(identity.delete_user, "u")
+    assert count(any_store) == 1
+
+
+@pytest.mark.parametrize("order", ["create first", "delete first"])
+def test_a_project_is_not_deleted_under_a_create(postgres_store: Store, order: str) -> None:
+    image = furnish(postgres_store)
+
+    def make(tx: Tx) -> list[str]:
+        who = msgspec.structs.replace(caller(), project_id="q", user_id="u")
+        return create_servers(tx, asked(image), ("a",), who, admin=False)
+
+    def remove(tx: Tx) -> None:
+        identity.delete_project(tx, "q")
+
+    if order == "create first":
+        made, removed = overlap(postgres_store, make, remove)
+        assert made == ["a"]
+        assert isinstance(removed, Conflict)
+        assert count(postgres_store) == 1
+    else:
+        removed, made = overlap(postgres_store, remove, make)
+        assert removed is None
+        assert isinstance(made, Forbidden)
+        assert count(postgres_store) == 0

@@ -8,10 +8,10 @@ import msgspec
 
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
-from unstuck.core.server.explain import explain
+from unstuck.core.server.explain import buried, explain
 from unstuck.core.time import Now
 from unstuck.store.host_lists import HostRow
-from unstuck.store.overview import inventory, overview
+from unstuck.store.overview import inventory, overview, tombstone
 from unstuck.store.readable import find_unreadable
 from unstuck.store.server_lists import show_server
 
@@ -24,7 +24,9 @@ async def explain_one(call: Call) -> Reply:
         raise not_found(f"There is no kind {call.params['kind'][:60]!r}; there is: server.")
     scope = None if call.is_admin else call.project_id
     shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
-    told = msgspec.to_builtins(explain(shown.item.facts, shown.now))
+    said = explain(shown.item.facts, shown.now)
+    tomb = await call.store.run_read(tombstone, shown.item.id) if shown.item.facts.removed else None
+    told = msgspec.to_builtins(said if tomb is None else buried(said, tomb))
     return Reply({"kind": "server", "id": shown.item.id, "name": shown.item.name, **told})
 
 

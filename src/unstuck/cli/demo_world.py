@@ -151,7 +151,7 @@ class World:
                 end_for_sure(process, 10.0)
         if self.state.host.exists():
             asyncio.run(guests.end_all(self.state, 0.0))
-        leftovers = [["ip", "link", "del", name] for name in _links()]
+        leftovers = [["ip", "link", "del", name] for name in links()]
         leftovers += [["nft", "delete", "table", family, "unstuck"] for family in ("inet", "bridge")]
         for command in leftovers:
             with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def _fit() -> Path:
     """The guest image's folder. Raises :class:`CliError` with what is missing."""
     if os.geteuid() != 0:
         raise CliError("The demonstration needs root, for the servers' networks: sudo make demo.")
-    if _links():
+    if links():
         raise CliError(
             "Another cloud's networks are on this machine; in namespaces of its own the demonstration is not "
             "in its way: scripts/in-netns unstuck demo."
@@ -176,7 +176,8 @@ def _fit() -> Path:
     return image
 
 
-def _links() -> list[str]:
+def links() -> list[str]:
+    """Bridges and taps on this machine, of whatever cloud."""
     return [name for _, name in socket.if_nameindex() if name.startswith(LINKS)]
 
 

@@ -17,6 +17,9 @@ _COMMANDS = {
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
     "demo": ("unstuck.cli.demo:demo", "Break a real cloud at the worst moment; watch it mend itself."),
     "image": ("unstuck.cli.image:app", "Guest images of our own."),
+    "serve": ("unstuck.control.main:main", "Run a control plane here (what `up` starts)."),
+    "host": ("unstuck.host.main:main", "Run the agent of this host (what `up` starts)."),
+    "sim": ("unstuck.sim.cli:main", "The simulator: exhaustive, random, replay."),
 }
 
 

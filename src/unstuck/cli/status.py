@@ -81,11 +81,10 @@ def sentence(
     if away:
         parts.append(f"{counted(len(away), 'host')} {'is' if len(away) == 1 else 'are'} away")
     if tombstones:
-        kept = "holds" if tombstones == 1 else "hold"
-        parts.append(
-            f"{counted(tombstones, 'deleted server')} still {kept} room and address until the host was seen "
-            "without it"
-        )
+        one = tombstones == 1
+        kept, whose, them = ("holds", "its", "it") if one else ("hold", "their", "them")
+        gone = counted(tombstones, "deleted server")
+        parts.append(f"{gone} still {kept} room and address until {whose} host was seen without {them}")
     if clock_age > CLOCK_STANDS:
         parts.append(f"the control plane's clock has stood still for {clock_age:.0f} s (see unstuck doctor)")
     if len(parts) == 1:

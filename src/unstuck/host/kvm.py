@@ -13,6 +13,7 @@ import functools
 import grp
 import os
 import select
+import stat
 import subprocess
 import sys
 import time
@@ -113,13 +114,23 @@ def _missing(device: str) -> KvmReport:
 
 
 def _no_permission(device: str) -> KvmReport:
-    group = "kvm"
+    group, mode = "kvm", 0o660
     with contextlib.suppress(OSError, KeyError):
-        group = grp.getgrgid(Path(device).stat().st_gid).gr_name
+        info = Path(device).stat()
+        mode = stat.S_IMODE(info.st_mode)
+        group = grp.getgrgid(info.st_gid).gr_name
+    if group != "root" and mode & 0o060 == 0o060:
+        remedy = f"As root: usermod -aG {group} $USER, then log in again."
+    else:
+        # Who is let into the group root may do far more than use KVM.
+        remedy = (
+            f"As root: groupadd -f -r kvm && chgrp kvm {device} && chmod 660 {device} && "
+            "usermod -aG kvm $USER, "
+            'then log in again. To keep it over a restart: echo \'KERNEL=="kvm", GROUP="kvm", MODE="0660"\' '
+            "> /etc/udev/rules.d/65-kvm.rules"
+        )
     return KvmReport(
-        KvmState.NO_PERMISSION,
-        f"this user may not open {device} (group {group})",
-        f"As root: usermod -aG {group} $USER, then log in again.",
+        KvmState.NO_PERMISSION, f"this user may not open {device} (group {group}, mode {mode:o})", remedy
     )
 
 

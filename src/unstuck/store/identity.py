@@ -11,7 +11,10 @@ import sqlalchemy as sa
 from unstuck.core.errors import Conflict, NotFound
 from unstuck.store import readable
 from unstuck.store.engine import Tx
+from unstuck.store.schema.compute import servers
 from unstuck.store.schema.identity import identity_state, projects, role_assignments, roles, users
+from unstuck.store.schema.images import images
+from unstuck.store.schema.network import networks
 
 ROLES: Final = ("admin", "manager", "member", "reader", "service")
 
@@ -131,8 +134,27 @@ def update_project(tx: Tx, project_id: str, change: Callable[[Project], Project]
 
 
 def delete_project(tx: Tx, project_id: str) -> None:
-    """Delete a project with its assignments and credentials; its tokens end at once."""
-    get_project(tx, project_id)
+    """Delete a project with its assignments and credentials; its tokens end at once.
+
+    Refused while it owns something: nobody could reach that any more. (A user may always be deleted: what
+    users made belongs to their projects.) Its row is locked first, by this and by every create.
+    """
+    name = get_project(tx, project_id, lock=True).name
+    owned = {
+        "server": sa.select(sa.func.count()).select_from(servers).where(
+            servers.c.project_id == project_id, sa.not_(servers.c.removed)
+        ),
+        "image": sa.select(sa.func.count()).select_from(images).where(
+            images.c.project_id == project_id, images.c.deleted_wall.is_(None)
+        ),
+        "network": sa.select(sa.func.count()).select_from(networks).where(
+            networks.c.project_id == project_id
+        ),
+    }  # fmt: skip
+    counts = {what: int(tx.execute(query).scalar_one()) for what, query in owned.items()}
+    left = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count]
+    if left:
+        raise Conflict(f"Project {name} ({project_id}) still owns {', '.join(left)}: delete them first.")
     tx.execute(sa.delete(projects).where(projects.c.id == project_id))
     changed(tx)
 

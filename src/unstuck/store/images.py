@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
 from unstuck.core.image import BootImage, Data, Image, for_boot, uploading, visible_to
-from unstuck.store import readable
+from unstuck.store import quotas, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.images import images
@@ -60,6 +60,8 @@ def create_image(tx: Tx, image: Image, *, most: int) -> Image:
     """Add an image without data; refused when the id was ever used, or the project has ``most`` images."""
     if tx.execute(sa.select(images.c.id).where(images.c.id == image.id)).first() is not None:
         raise Conflict(f"Image ID {image.id} already exists!")
+    if not quotas.lock_project(tx, image.project_id):
+        raise Forbidden(f"Project {image.project_id} is not there any more.")
     live = sa.select(sa.func.count()).where(
         images.c.project_id == image.project_id, images.c.deleted_wall.is_(None)
     )

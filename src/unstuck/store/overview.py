@@ -9,7 +9,7 @@ from unstuck.core.time import Now
 from unstuck.store.clock import since_tick
 from unstuck.store.engine import Tx
 from unstuck.store.host_lists import HostRow, list_hosts
-from unstuck.store.schema.compute import OPEN, TOMBSTONE, operations, placements, servers
+from unstuck.store.schema.compute import OPEN, TOMBSTONE, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 
 
@@ -40,6 +40,18 @@ def overview(tx: Tx) -> Overview:
     }
     tombstones = tx.execute(sa.select(sa.func.count()).select_from(placements).where(TOMBSTONE)).scalar_one()
     return Overview(found, tombstones, list_hosts(tx).rows, now, since_tick(tx))
+
+
+def tombstone(tx: Tx, server_id: str) -> str | None:
+    """The name of the host that still has to be seen without a deleted server; None where none has."""
+    query = (
+        sa.select(hosts.c.hostname)
+        .join(placements, placements.c.host_id == hosts.c.id)
+        .where(placements.c.server_id == server_id, TOMBSTONE)
+        .order_by(placements.c.granted.desc())
+    )
+    name: str | None = tx.execute(query).scalars().first()
+    return name
 
 
 def _unsettled(

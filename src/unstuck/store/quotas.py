@@ -146,7 +146,8 @@ def set_default_limits(tx: Tx, wanted: Mapping[str, int]) -> dict[str, int]:
 
 def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb: int) -> int:
     """How many servers of a flavor, ``least`` to ``most``, fit into the quota; raises :class:`Forbidden`."""
-    lock_project(tx, project_id)
+    if not lock_project(tx, project_id):
+        raise Forbidden(f"Project {project_id} is not there any more.")
     limit, used = with_usage(tx, project_id)
     room = {
         "instances": _number(limit["instances"]) - used.instances,

@@ -73,7 +73,7 @@ def plan_control(server: Server, now: Now) -> Plan:
         if now.lease >= waiting_since(server) + NO_HOST_DEADLINE:
             return FailIt(
                 "no-host",
-                "No valid host was found: no host had room for the flavor within five minutes",
+                "No valid host was found: none that can run it had room for the flavor within five minutes",
                 "delete the server; create it again when there is room, or with a smaller flavor",
             )
         return PlaceIt()

@@ -107,10 +107,17 @@ def _why(server: Server, now: Now) -> Why:
 
 
 def _removed() -> Why:
-    return Why(
-        "the server was deleted; if its host was silent then, its address stays taken until that host was "
-        "seen without it",
-        "nothing: this is final",
+    return Why("the server was deleted, and nothing is left of it", "nothing: this is final")
+
+
+def buried(told: Explanation, hostname: str) -> Explanation:
+    """Of a deleted server with a tombstone: for its user it is gone, on its host it may not be."""
+    return msgspec.structs.replace(
+        told,
+        reason=f"the server was deleted while its host {hostname} was silent; its address and its room there "
+        "stay taken until the host was seen without it (a tombstone)",
+        holder=f"host agent on {hostname}",
+        next="when the agent is back it removes what is left and reports; then address and room are free",
     )
 
 
@@ -169,7 +176,10 @@ def _quiet(server: Server, now: Now) -> str:
 def _silent(server: Server, now: Now) -> Why:
     assert server.host is not None
     started = server.disk_recorded or server.launched_wall is not None
-    guest = "a guest that was started there runs on" if started else "a guest that was started runs on there"
+    # What it last said may be older than what it did: it may have started a guest and not come to say so.
+    guest = (
+        "a guest that was started there runs on" if started else "if a guest was started there, it runs on"
+    )
     wanted = "" if satisfied(server) else "; what was asked for waits for it"
     return Why(
         f"{_quiet(server, now)}; {guest}{wanted}",
@@ -242,6 +252,14 @@ def _working(server: Server) -> Why:
         taken = server.lease_incarnation is not None
         reason = "the host has claimed the server" if taken else "the server was given to the host"
         return Why(reason, "the host agent fetches the image and starts", _holder(server), since, by)
+    if operation is None and isinstance(seen.guest, Off):
+        return Why(
+            "the guest powered itself off; the host clears its process away",
+            "the guest process is seen to be gone",
+            _holder(server),
+            since,
+            by,
+        )
     if seen.intent < server.intent:
         return Why(
             f"{_asked(operation.kind if operation else None)}; the host has not acted on it yet",
@@ -251,6 +269,13 @@ def _working(server: Server) -> Why:
             by,
         )
     reason, following = _STEPS[seen.step]
+    if seen.step is Step.DISK and server.disk_recorded:
+        # The report of a disk is the last one before the guest runs: a host that is silent since may have
+        # come further (docs/demo.txt).
+        reason = (
+            "the root disk is made and recorded; the host makes the port and starts the guest, or just has"
+        )
+        following = "the host reports that the guest runs"
     if seen.trouble is not None:
         reason = f"{reason}: {seen.trouble.reason}"
     if isinstance(seen.guest, Gone) and seen.guest.last_error:

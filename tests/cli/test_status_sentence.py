@@ -1,0 +1,34 @@
+"""The one sentence of `unstuck status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unstuck.cli.status import sentence
+
+UP, AWAY = {"state": "up"}, {"state": "down"}
+WEB = {"status": "ACTIVE", "task": None}
+
+
+@pytest.mark.parametrize(
+    ("servers", "hosts", "tombstones", "said"),
+    [
+        ([], [], 0, "No host has registered yet: nothing can run."),
+        ([WEB], [UP], 0, "1 server on 1 host, all as they should be."),
+        ([WEB, WEB], [UP, AWAY], 0, "2 servers on 2 hosts, 1 host is away."),
+        ([], [AWAY, AWAY], 0, "0 servers on 2 hosts, 2 hosts are away."),
+        ([], [UP], 1, "1 deleted server still holds room and address until its host was seen without it."),
+        (
+            [],
+            [UP],
+            2,
+            "hold room and address until their host was seen without them.",
+        ),
+    ],
+)
+def test_what_is_said(
+    servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int, said: str
+) -> None:
+    assert sentence(servers, hosts, tombstones).endswith(said)
