@@ -49,7 +49,7 @@ def _clone(tx: Tx, server_id: str, count: int, project: str | None) -> None:
         (networks, i == 1, network),
         (subnets, i == 1, {"id": sa.literal("bench"), "network_id": sa.literal("bench")}),
         (ports, sa.true(), {"id": port, "server_id": new, "network_id": sa.literal("bench"), "address": port,
-                            "subnet_id": sa.literal("bench"), "mac": port, "project_id": whose}),
+                            "number": i, "subnet_id": sa.literal("bench"), "mac": port, "project_id": whose}),
     ]  # fmt: skip
     which = {
         servers: servers.c.id == server_id,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from starlette.applications import Starlette
 
 from unstuck.api.agents import ROUTES
 from unstuck.api.app import create_app
 from unstuck.api.context import Settings
+from unstuck.api.dispatch import Dispatcher
 from unstuck.api.notify import Notifier
 from unstuck.control.loop import Controller
 from unstuck.core.agents import HostFacts
@@ -60,7 +60,7 @@ class Site:
         self.store = store
         self.tmp_path = tmp_path
         self.notifier = Notifier()
-        self.app: Starlette = create_app(
+        self.app: Dispatcher = create_app(
             store, Settings(state_dir=tmp_path), notifier=self.notifier, routes=ROUTES
         )
         self.folder = tmp_path / "host"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx2
-from starlette.applications import Starlette
 
 from unstuck.api.app import all_routes, create_app
 from unstuck.api.context import Settings
+from unstuck.api.dispatch import Dispatcher
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.identity.passwords import Passwords, hash_password
 from unstuck.store.engine import Store
@@ -26,7 +26,7 @@ BASE_SERVICES = ["unstuck.api.versions", "unstuck.api.identity", "unstuck.api.im
 """What needs no other service: tests of these do not depend on the rest."""
 
 
-def app_over(store: Store, settings: Settings, services: Sequence[str] = BASE_SERVICES) -> Starlette:
+def app_over(store: Store, settings: Settings, services: Sequence[str] = BASE_SERVICES) -> Dispatcher:
     """The app, with a fresh verifier of tokens."""
     extra = {"identity": Authenticator(PASSWORDS)}
     return create_app(store, settings, routes=all_routes(services), extra=extra)
@@ -35,7 +35,7 @@ def app_over(store: Store, settings: Settings, services: Sequence[str] = BASE_SE
 class Cloud:
     """Sends requests to the app without a socket; ``login`` returns another one with a token."""
 
-    def __init__(self, app: Starlette, store: Store, loop: asyncio.Runner, token: str = "") -> None:
+    def __init__(self, app: Dispatcher, store: Store, loop: asyncio.Runner, token: str = "") -> None:
         self.app = app
         self.store = store
         self.loop = loop

@@ -64,10 +64,15 @@ def qcow2(**changes: int) -> bytes:
         "features": 0,
         "l2": 4 * K64,
         "data": 5 * K64,
+        "snapshots": 0,
+        "snapshots_at": 0,
+        "order": 4,
+        "header": 104,
+        "extension": 0,
         **changes,
     }
     header = struct.pack(
-        ">4sIQIIQIIQQIIQQQQII",
+        ">4sIQIIQIIQQIIQQQQIIII",
         b"QFI\xfb",
         field["version"],
         field["backing"],
@@ -79,13 +84,15 @@ def qcow2(**changes: int) -> bytes:
         field["l1"],
         field["refcounts"],
         field["refcount_clusters"],
-        0,
-        0,
+        field["snapshots"],
+        field["snapshots_at"],
         field["features"],
         0,
         0,
-        4,
-        104,
+        field["order"],
+        field["header"],
+        0,
+        field["extension"],
     )
     disk = bytearray(6 * K64)
     disk[: len(header)] = header

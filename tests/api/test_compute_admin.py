@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from api_cloud import Cloud
 from tests.compute_site import Site
 
+from unstuck.store import clock
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts
 
@@ -200,6 +201,7 @@ def test_status_and_inventory(admin: Cloud, demo: Cloud, site: Site) -> None:
     site.settle()
     site.host.beat(unknown=("stray",))
     waiting = server(demo, site)
+    admin.store.transact(clock.tick, lease_seconds=30.0)
     shown = admin.get("/unstuck/v1/status").json()
     assert 0 <= shown["clock_age"] < 60
     assert shown["unsettled"]["server"]["count"] == 1

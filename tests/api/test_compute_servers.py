@@ -347,7 +347,7 @@ def test_the_end_of_the_console_log(demo: Cloud, site: Site, monkeypatch: pytest
     server_id = create(demo, site)
     assert act(demo, server_id, "os-getConsoleOutput", {}).status_code == 409  # it has no host yet
     site.settle()
-    notifier = demo.app.state.unstuck.notifier
+    notifier = demo.app.app.notifier
     before = notifier.wake
 
     def wake(key: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -22,6 +23,7 @@ import pytest
 import yaml
 
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
+from unstuck.cli.errors import CliError
 from unstuck.cli.supervisor import last_reason, size_of
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import ProcessId, end, lives
@@ -247,12 +249,12 @@ def fake_tiny(folder: Path) -> Path:
     return folder
 
 
-def create(cloud: Cloud, name: str) -> str:
+def create(cloud: Cloud, name: str, networks: str = "auto") -> str:
     images = {item["name"]: item for item in cloud.get("/image/v2/images")["images"]}
     flavors = cloud.get("/compute/v2.1/flavors/detail", headers=COMPUTE)["flavors"]
     flavor = min(flavors, key=lambda item: (item["ram"], item["id"]))
     body = {
-        "name": name, "imageRef": images["tiny"]["id"], "flavorRef": flavor["id"], "networks": "auto",
+        "name": name, "imageRef": images["tiny"]["id"], "flavorRef": flavor["id"], "networks": networks,
     }  # fmt: skip
     answer = cloud.ask("POST", "/compute/v2.1/servers", json={"server": body}, headers=COMPUTE)
     return str(answer.json()["server"]["id"])
@@ -501,3 +503,40 @@ def test_set_up_in_somebody_elses_checkout_says_whose_it_is() -> None:
         )  # fmt: skip
     assert done.returncode == 1
     assert f"setup: {folder} belongs to root and may not be written by nobody: run it as root" in done.stderr
+
+
+class Nobody(Cli):
+    """Without root, whoever runs the test."""
+
+    def command(self, *words: str) -> list[str]:
+        who = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*who, *super().command(*words)]
+
+
+def test_without_root_a_network_is_refused_at_once_and_no_network_runs_on(tmp_path: Path) -> None:
+    """The server stayed BUILD for ever."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("QEMU is not installed (`make setup` installs it)")
+    with tempfile.TemporaryDirectory() as folder:
+        cli = Nobody(Path(folder))
+        if os.geteuid() == 0:
+            for path in (Path(folder), cli.home):
+                os.chown(path, 65534, 65534)
+        tiny = fake_tiny(tmp_path / "tiny")
+        for path in (tiny, *tiny.parents):
+            if path == Path("/tmp"):
+                break
+            path.chmod(0o755)
+        try:
+            cli.run("up", "--detach", "--port", str(cli.port), UNSTUCK_TINY=str(tiny))
+            with connect(cli.state) as cloud:
+                with pytest.raises(
+                    CliError, match=r"networks need root: start Unstuck as root.*--no-network"
+                ):
+                    create(cloud, "web")
+                assert cloud.get("/compute/v2.1/servers")["servers"] == []
+                create(cloud, "alone", "none")
+            found = modes(cli.state.root)
+            assert {path: oct(mode) for path, mode in found.items() if mode & 0o077} == {}
+        finally:
+            cli.run("down", "--guests")

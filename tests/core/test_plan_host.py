@@ -29,7 +29,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.core.server.host import Act, Decision, Do, Hold, Rest, plan_host
+from unstuck.core.server.host import DISK_BUDGET, Act, Decision, Do, Hold, Rest, after_failure, plan_host
 
 P, A, U = Thing.PRESENT, Thing.ABSENT, Thing.UNKNOWN
 SPEC = Spec("a", "a", "p", "nova", Flavor(1, 64, 1), ())
@@ -241,6 +241,17 @@ def test_a_fetch_that_fails_is_tried_again_ever_more_slowly_and_says_why_meanwhi
         assert (decision.trouble.remedy, decision.trouble.final) == ("make room", False)
         waits.append(decision.then)
     assert waits == [2.0, 4.0, 60.0, 60.0, 60.0]
+
+
+def test_a_disk_that_cannot_be_made_is_given_up_only_when_nothing_is_short() -> None:
+    for lasting in range(DISK_BUDGET):
+        trouble = after_failure("no", "wait", lasting)
+        assert (trouble.code, trouble.remedy, trouble.final) == ("effect-failed", "wait", False)
+    for lasting in (DISK_BUDGET, DISK_BUDGET + 1000):
+        trouble = after_failure("no", "wait", lasting)
+        assert (trouble.code, trouble.final) == ("disk-impossible", True)
+        assert "no" in trouble.reason
+        assert trouble.remedy == "delete the server and use another image"
 
 
 def test_a_network_that_cannot_be_seen_is_told_with_its_reason_and_remedy() -> None:

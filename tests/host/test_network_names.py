@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from driver_wants import NIC, SERVER, make_spec, make_want
 
-from unstuck.core.server.data import Thing
+from unstuck.core.server.data import BootImage, Thing, View
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers.folder import write_identity
+from unstuck.host.drivers.qemu import QemuDriver
 from unstuck.host.networks import rules
 from unstuck.host.networks.bridge import Bridges, bridge_name, tap_name, tap_names, unfit
 from unstuck.host.networks.netlink import parse_link, read_link
@@ -78,3 +82,26 @@ def test_without_root_ports_are_unknown_and_a_server_without_ports_runs() -> Non
     with pytest.raises(DriverError, match="need root"):
         asyncio.run(bridges.make(with_port))
     assert "networks need root: start Unstuck as root" in unfit(root=False)
+
+
+def test_a_driver_without_root_tells_reason_and_remedy_of_a_port(tmp_path: Path) -> None:
+    """The reason was seen and thrown away."""
+
+    async def look() -> View:
+        write_identity(tmp_path, "host")
+        driver = QemuDriver(tmp_path, "host", "tcg", NoImages(), networks=Bridges("host", root=False))
+        try:
+            return await driver.look(make_want(spec=make_spec(nics=(NIC,))))
+        finally:
+            await driver.close()
+
+    view = asyncio.run(look())
+    assert view.nics is Thing.UNKNOWN
+    assert view.reason == "networks need root"
+    assert view.remedy.startswith("start Unstuck as root on the host")
+
+
+class NoImages:
+    async def open(self, image: BootImage) -> AsyncIterator[bytes]:
+        raise AssertionError(f"nobody fetches {image.id}")
+        yield b""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import struct
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from driver_wants import SERVER, boot_image, make_spec, make_want
 
-from unstuck.core.server.data import Flavor, Want
+from unstuck.blobs.inspect import inspect_image
+from unstuck.core.errors import Invalid
+from unstuck.core.server.data import FetchFailed, Flavor, Gone, Missing, Ready, Thing, View, Want
+from unstuck.core.server.host import Hold, plan_host
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.disk import GIB, make_disk, virtual_size
 from unstuck.host.drivers.folder import ServerFolder
@@ -115,3 +120,113 @@ def test_an_image_that_reaches_into_the_hosts_files_is_refused(tmp_path: Path) -
         virtual_size(victim, "qcow2")
     with pytest.raises(DriverError, match="vmdk"):
         virtual_size(victim, "vmdk")
+
+
+def image_file(folder: Path, *changes: tuple[int, bytes]) -> bytes:
+    """A qcow2 as QEMU makes it, changed in some places."""
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "made", "8M"], cwd=folder, check=True)
+    data = bytearray((folder / "made").read_bytes())
+    for at, new in changes:
+        data[at : at + len(new)] = new
+    return bytes(data)
+
+
+async def on_qcow2(tmp_path: Path, data: bytes) -> tuple[ServerFolder, Want, ImageCache]:
+    (tmp_path / "base").write_bytes(data)
+    image = msgspec.structs.replace(boot_image("base", data), disk_format="qcow2")
+    cache = ImageCache(tmp_path / "state", FolderSource(tmp_path))
+    want = make_want(spec=make_spec(images=(image,)))
+    await cache.fetch(want.spec.images)
+    return ServerFolder(tmp_path / "state", SERVER), want, cache
+
+
+SNAPSHOTS = (60, struct.pack(">I", 1_000_000))
+HEADER = (100, b"\xff" * 4)
+
+
+@pytest.mark.parametrize("change", [SNAPSHOTS, HEADER], ids=["snapshots", "header"])
+def test_an_image_that_qemu_cannot_open_is_told_for_good(tmp_path: Path, change: tuple[int, bytes]) -> None:
+    """Such an image was tried again for ever, and its servers stayed BUILD."""
+
+    async def scene() -> None:
+        folder, want, cache = await on_qcow2(tmp_path, image_file(tmp_path, change))
+        with pytest.raises(DriverError, match="QEMU cannot open it") as caught:
+            await make_disk(folder, want, cache, no_barrier)
+        assert caught.value.lasting
+        assert str(tmp_path) not in str(caught.value)
+        assert not folder.disks()
+        state = cache.state(want.spec.images)
+        assert isinstance(state, FetchFailed)
+        assert state.final
+        view = View(Gone(), state, Thing.ABSENT, Thing.ABSENT, Thing.PRESENT)
+        held = plan_host(want, view)
+        assert isinstance(held, Hold)
+        assert held.trouble is not None
+        assert (held.trouble.code, held.trouble.final) == ("image-unusable", True)
+        assert held.trouble.remedy == "delete the server and use another image"
+
+    asyncio.run(scene())
+
+
+def test_a_copy_that_rotted_is_fetched_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        good = image_file(tmp_path)
+        folder, want, cache = await on_qcow2(tmp_path, good)
+        path = cache.path(want.spec.images[0])
+        path.chmod(0o600)
+        path.write_bytes(image_file(tmp_path, SNAPSHOTS))
+        with pytest.raises(DriverError, match="it is fetched again") as caught:
+            await make_disk(folder, want, cache, no_barrier)
+        assert not caught.value.lasting
+        assert cache.state(want.spec.images) == Missing()
+        await cache.fetch(want.spec.images)
+        await make_disk(folder, want, cache, no_barrier)
+        assert folder.disks()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("says", "lasting"),
+    [
+        ("exit status 1", True),
+        ("Could not open 'x': No space left on device", False),
+        ("Could not open 'x': Too many open files", False),
+        ("Cannot allocate memory", False),
+    ],
+)
+def test_what_the_host_is_short_of_is_never_the_images_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, lasting: bool
+) -> None:
+    real = shutil.which("qemu-img")
+    fake = tmp_path / "bin" / "qemu-img"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\n[ "$1" = info ] && exec {real} "$@"\necho "qemu-img: {says}" >&2\nexit 1\n')
+    fake.chmod(0o755)
+
+    async def scene() -> None:
+        folder, want, cache = await on_qcow2(tmp_path, image_file(tmp_path))
+        monkeypatch.setenv("PATH", str(fake.parent), prepend=":")
+        with pytest.raises(DriverError) as caught:
+            await make_disk(folder, want, cache, no_barrier)
+        assert caught.value.lasting is lasting
+        assert cache.state(want.spec.images) == Ready()
+
+    asyncio.run(scene())
+
+
+def test_whatever_the_inspector_takes_qemu_opens(tmp_path: Path) -> None:
+    """Every byte of the header changed: a refusal at the upload, or a disk that can be made."""
+    base = image_file(tmp_path)
+    taken = 0
+    for at in [*range(120), *range(120, 600, 16)]:
+        data = bytearray(base)
+        data[at] ^= 0xFF
+        (tmp_path / "changed").write_bytes(data)
+        with contextlib.suppress(Invalid):
+            inspect_image(tmp_path / "changed", "qcow2")
+            command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "changed", "over"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, (at, done.stderr)
+            taken += 1
+    assert taken > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from unstuck.cli import ranges
 from unstuck.cli.errors import CliError
+from unstuck.cli.reality import look
 from unstuck.core.server.data import Fence, Flavor, Nic, Power, Spec, Thing, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.networks.bridge import Bridges, tap_name
@@ -143,3 +145,21 @@ def test_a_new_cloud_takes_a_range_that_nobody_uses_or_will_use(tmp_path: Path) 
     with pytest.raises(CliError, match=r"are those of .*/four too"):
         ranges.keep(prepare(tmp_path / "old", network="10.77.0.0/24"), notes)
     ranges.keep(second, notes)
+
+
+def test_down_takes_its_own_links_away_and_doctor_sees_no_others(tmp_path: Path) -> None:
+    state = prepare(tmp_path / "state", port=1, driver="qemu")
+    host_id = json.loads((state.host / "host.json").read_bytes())["host_id"]
+    mine, theirs = want(10), want(10, subnet=1)
+
+    async def scene() -> None:
+        await Bridges(host_id).make(mine)
+        await Bridges("host-2").make(theirs)
+
+    asyncio.run(scene())
+    assert [tap.server_id for tap in look(state).taps or ()] == [mine.server_id]
+    other = {name: alias for name, alias in links().items() if "host=host-2" in alias}
+    assert len(other) == 2
+    sh(sys.executable, "-m", "unstuck.cli.main", "down", "--state", str(state.root))
+    assert links() == other
+    assert look(state).taps == ()

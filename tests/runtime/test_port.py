@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unstuck.runtime.barriers import Barriers
-from unstuck.runtime.port import EXIT_BUG, AsyncPort
+from unstuck.runtime.port import EXIT_BUG, AsyncPort, at_once
 
 
 class Ended(Exception):
@@ -165,3 +165,18 @@ def test_a_task_that_ends_well_ends_nothing(tmp_path: Path) -> None:
         port.end(0)
 
     assert asyncio.run(port.run({"short": short(), "later": later()})) == 0
+
+
+def test_works_at_once_all_end_before_one_of_them_is_heard_to_have_failed() -> None:
+    ended: list[str] = []
+
+    async def work(name: str, rounds: int, error: Exception | None = None) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        ended.append(name)
+        if error is not None:
+            raise error
+
+    with pytest.raises(ValueError, match="first"):
+        asyncio.run(at_once([work("a", 1, ValueError("first")), work("b", 5), work("c", 3)]))
+    assert ended == ["a", "c", "b"]

@@ -263,3 +263,30 @@ def test_a_rebuild_and_a_delete_at_once_end_in_the_delete(cloud: Cloud) -> None:
     )
     assert (first, second) == ("h", "h")
     assert cloud.wants()["a"].gone
+
+
+def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:
+    """Also where both search from the same place: all but two are in use, and the cursor is at the end."""
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    for name in "vwxyz":
+        cloud.create(name)
+    freed = sa.delete(ports).where(ports.c.server_id.in_(["w", "y"]))
+    cloud.store.transact(lambda tx: tx.execute(freed))
+    overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
+    found = sa.select(ports.c.address).where(ports.c.server_id.in_(["a", "b"]))
+    addresses = cloud.store.read(lambda tx: set(tx.execute(found).scalars()))
+    assert addresses == {"10.9.0.11", "10.9.0.13"}
+
+
+def test_a_create_does_not_take_the_address_of_a_delete_that_may_yet_fail(postgres_store: Store) -> None:
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    for name in "vwxyz":
+        cloud.create(name)
+
+    def undone(tx: Tx) -> None:
+        tx.execute(sa.delete(ports).where(ports.c.server_id == "w"))
+
+    first, second = overlap(cloud.store, undone, lambda tx: insert(tx, "a"))
+    # The delete is not committed while the create looks, so there it is still taken.
+    assert first is None
+    assert isinstance(second, networks.NoMoreAddresses)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from unstuck.store import figures, servers
+from unstuck.store import agents, asks, clock, figures, networks, quotas, rows, server_lists, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.prepared import Prepared
 
@@ -37,3 +37,34 @@ def plan(tx: Tx, query: Prepared) -> str:
 def test_a_query_that_runs_often_uses_its_index(any_store: Store, name: str) -> None:
     query, index = OFTEN[name]
     assert index in any_store.read(plan, query)
+
+
+WHOLE = {
+    "a server": rows._ONE,
+    "a server as it is shown": server_lists._ONE,
+    "a server's ports": server_lists._PORTS_OF_ONE,
+    "a heartbeat": agents._BEAT,
+    "a host's incarnation": agents._INCARNATION,
+    "a host's news": agents._WANTS,
+    "a host's servers": agents._IDS,
+    "a host's questions": agents._ASKS,
+    "a claim": agents._CLAIM,
+    "a grant": agents._STATE,
+    "an observation": agents._OBSERVE,
+    "leases of the former incarnation": agents._END_LEASES,
+    "questions that are over": asks._SWEEP,
+    "whether an address is taken": networks._TAKEN,
+    "the next free address": networks._GAP,
+    "a project's servers": quotas._USED,
+    "room on a host": servers._USED,
+    "due servers": servers._DUE,
+    "the clock": clock._TICK,
+}
+"""What every heartbeat, report, sweep and create asks."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_query_that_runs_often_reads_no_table_as_a_whole(any_store: Store, name: str) -> None:
+    lines = any_store.read(plan, WHOLE[name]).splitlines()
+    whole = [line for line in lines if "Seq Scan" in line or ("SCAN " in line and "USING" not in line)]
+    assert [line for line in whole if "clock" not in line] == []  # which has one row

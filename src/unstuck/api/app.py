@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
-
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from unstuck.api.context import App, Settings
 from unstuck.api.dispatch import Authenticate, Dispatcher
@@ -41,14 +38,11 @@ def create_app(
     notifier: Notifier | None = None,
     routes: list[Route] | None = None,
     authenticate: Authenticate | None = None,
-    lifespan: Callable[[Starlette], Any] | None = None,
     extra: dict[str, Any] | None = None,
-) -> Starlette:
+) -> Dispatcher:
     """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
     helpers = {"identity": Authenticator(), "metrics": Metrics(), **(extra or {})}
     app = App(settings=settings, notifier=notifier or Notifier(), extra=helpers)
     table = all_routes() if routes is None else routes
-    dispatcher = Dispatcher(store, app, table, authenticate or helpers["identity"])
-    starlette = Starlette(routes=[Mount("/", app=dispatcher)], lifespan=lifespan)
-    starlette.state.unstuck = app
-    return starlette
+    # Nothing in front of it: a router that finds no route would answer in a form that no client knows.
+    return Dispatcher(store, app, table, authenticate or helpers["identity"])

@@ -6,6 +6,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from unstuck.api.errors import ApiError, Renderer
 from unstuck.api.inputs import choose_action, decode_body, decode_query, drain, path_parts, read_body
 from unstuck.api.policy import enforce
 from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
+from unstuck.api.vouch import vouch
 from unstuck.core.errors import Refused
 from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store, StoreUnavailable
@@ -68,17 +70,17 @@ class Dispatcher:
             headers |= _service_headers(service, call)
             await sender.reply(reply, status, headers)
         except ClientDisconnect:
-            log.info("client went away", request_id=request_id, path=scope["path"])
+            log.info("client went away", request_id=request_id, path=raw_path.decode("latin-1"))
         except Exception as raised:
             error = _as_api_error(raised, request_id)
             if sender.started:  # too late for another status: break the connection off
                 raise
-            if error.headers.get("connection") == "close":
-                await drain(http)
             headers |= _service_headers(service, call)
             render = RENDERERS.get(service, errors.render_own)
             body = msgspec.json.encode(render(error, request_id))
-            await sender.reply(Reply(body, headers=error.headers), error.status, headers)
+            # Whoever still sends is answered at once, and cut off only when it had time to read the answer.
+            before_end = partial(drain, http) if error.headers.get("connection") == "close" else None
+            await sender.reply(Reply(body, headers=error.headers), error.status, headers, before_end)
         finally:
             if sender.status:
                 self.metrics.request(
@@ -92,6 +94,7 @@ class Dispatcher:
         public = any(e.policy.public for e in entries)
         if not public:
             call.identify(await self.authenticate(call))
+            vouch(call.http.scope, "user")
         if service == "compute" and not public:
             call.version = microversions.requested(call.http.headers)
         entries = at_version(entries, call.version) if service == "compute" else entries
@@ -171,7 +174,11 @@ class _Sender:
         self.started = False
         self.status = 0
 
-    async def reply(self, reply: Reply, status: int, headers: Mapping[str, str]) -> None:
+    async def reply(
+        self, reply: Reply, status: int, headers: Mapping[str, str],
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
+        """``before_end`` runs when all is written and the answer, or its connection, is not ended yet."""
         status = reply.status or status
         merged = {**headers, **{name.lower(): value for name, value in reply.headers.items()}}
         body = b"" if reply.body is None or status in (204, 304) else _encode(reply.body)
@@ -181,11 +188,19 @@ class _Sender:
             if body:
                 merged.setdefault("content-type", _JSON)
         await self._start(status, merged)
+        rest = b"" if self._head else body
         if reply.stream is not None and not self._head:
             async for chunk in reply.stream:
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            body = b""
-        await self._send({"type": "http.response.body", "body": b"" if self._head else body})
+                await self._more(chunk)
+            rest = b""
+        if before_end is not None:
+            await self._more(rest)
+            await before_end()
+            rest = b""
+        await self._send({"type": "http.response.body", "body": rest})
+
+    async def _more(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True

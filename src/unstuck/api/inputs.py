@@ -26,7 +26,7 @@ async def read_body(http: Request, settings: Settings) -> bytes:
         413, f"The request body is larger than {limit} bytes.", headers={"connection": "close"}
     )
     length = http.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    if length.isascii() and length.isdigit() and int(length) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -124,6 +124,8 @@ def _refuse_nul(value: Any) -> None:
 
 def decode_query(entry: Entry, http: Request) -> Any:
     """The validated query parameters, or 400 that names the parameter."""
+    if entry.route.query is None and not http.scope["query_string"]:
+        return None
     params = http.query_params
     for name, value in params.multi_items():
         if "\0" in name or "\0" in value:

@@ -13,11 +13,16 @@ from unstuck.core.errors import Invalid
 MAX_VIRTUAL: Final = 16 << 40
 _MAX_L1: Final = 1 << 20
 _MAX_L2_ENTRIES: Final = 4 << 20
+_MAX_L1_SIZE: Final = 4 << 20
+_MAX_REFCOUNTS: Final = 8 << 20
+_MAX_EXTENSIONS: Final = 100
 _OFFSET: Final = 0x00FFFFFFFFFFFE00
 _COMPRESSED: Final = 1 << 62
 _EXTENDED_L2: Final = 1 << 4
 _CORRUPT: Final = 1 << 1
 _EXTERNAL: Final = 1 << 2
+_COMPRESSION: Final = 1 << 3
+_KNOWN: Final = 1 | _CORRUPT | _EXTERNAL | _COMPRESSION | _EXTENDED_L2
 
 
 def inspect_image(path: Path, disk_format: str) -> int:
@@ -54,10 +59,11 @@ def _safety(format_inspector: Any, found: Any) -> None:
 
 def check_qcow2(file: BinaryIO, size: int) -> int:
     """The virtual size of a qcow2 file that stands alone and has all its tables within its end."""
-    header = file.read(104).ljust(104, b"\0")
+    header = file.read(112).ljust(112, b"\0")
     magic, version, backing, _, cluster_bits, virtual, crypt, l1_size, l1_at, refcount_at, refcounts = (
         struct.unpack_from(">4sIQIIQIIQQI", header)
     )  # fmt: skip
+    snapshots, snapshots_at = struct.unpack_from(">IQ", header, 60)
     features = struct.unpack_from(">Q", header, 72)[0] if version >= 3 else 0
     _refuse(
         size < 72 or magic != b"QFI\xfb" or version not in (2, 3), "its header is not one of version 2 or 3"
@@ -68,7 +74,10 @@ def check_qcow2(file: BinaryIO, size: int) -> int:
     _refuse(crypt != 0, "it is encrypted")
     _refuse(not 9 <= cluster_bits <= 21, "its cluster size is out of range")
     _refuse(not 0 < virtual <= MAX_VIRTUAL, f"its virtual size is not between 1 byte and {MAX_VIRTUAL} bytes")
+    # A guest's own snapshots would be of no use here, and hide data that its owner does not know of.
+    _refuse(snapshots != 0, "it has internal snapshots: convert it first (qemu-img convert -O qcow2)")
     cluster = 1 << cluster_bits
+    _refuse(snapshots_at % cluster != 0 or snapshots_at > size, "its table of snapshots is misplaced")
     entry = 16 if features & _EXTENDED_L2 else 8
     tables = -(-virtual // (cluster * (cluster // entry)))
     _refuse(tables > _MAX_L1, "its clusters are too small for its virtual size")
@@ -79,8 +88,37 @@ def check_qcow2(file: BinaryIO, size: int) -> int:
     end = refcount_at + refcounts * cluster
     _refuse(refcount_at % cluster != 0 or refcount_at == 0, "its refcount table is misplaced")
     _refuse(refcounts == 0 or end > size, "its refcount table lies past the end")
+    _refuse(refcounts * cluster > _MAX_REFCOUNTS or l1_size > _MAX_L1_SIZE, "its tables are too large")
+    _check_header(file, header, version, features, cluster)
     _check_tables(file, size, l1_at, int(tables), cluster, entry)
     return int(virtual)
+
+
+def _check_header(file: BinaryIO, header: bytes, version: int, features: int, cluster: int) -> None:
+    """What version 3 adds, and the extensions: QEMU opens no image in which one of them is wrong.
+
+    An image that is taken here and cannot be opened there leaves a server that can never be built.
+    """
+    at = 72
+    if version >= 3:
+        _refuse(bool(features & ~_KNOWN), "it needs features that are not known here")
+        order, at = struct.unpack_from(">II", header, 96)
+        _refuse(order > 6, "its refcounts are too wide")
+        _refuse(not 104 <= at <= cluster or at % 8 != 0, "its header is longer than a cluster, or too short")
+        compression = header[104] if at > 104 else 0
+        zstd = bool(features & _COMPRESSION)
+        _refuse(compression != (1 if zstd else 0), "its kind of compression is not known here")
+    for _ in range(_MAX_EXTENSIONS):
+        file.seek(at)
+        head = file.read(8)
+        if len(head) < 8 or at + 8 > cluster:
+            return
+        kind, length = struct.unpack(">II", head)
+        _refuse(at + 8 + length > cluster, "an extension of its header lies past the first cluster")
+        if kind == 0:
+            return
+        at += 8 + -(-length // 8) * 8
+    _refuse(True, "its header has too many extensions")
 
 
 def _check_tables(file: BinaryIO, size: int, l1_at: int, tables: int, cluster: int, entry: int) -> None:

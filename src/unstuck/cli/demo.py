@@ -9,8 +9,10 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from unstuck.cli.demo_world import Failed, World, ask, links, say, show, wait_for
+from unstuck.cli.words import plain
 
 BARRIER = "control.report.running#2"
 """The guest runs, and the agent is just about to say so: here creates used to get stuck for ever.
@@ -35,12 +37,12 @@ class Teller:
         self.console.print(f"\n[bold]{title}[/bold]")
 
     def line(self, text: str, style: str = "") -> None:
-        self.console.print(f"{self.elapsed():6.1f} s  {text}", style=style or None, markup=False)
+        self.console.print(f"{self.elapsed():6.1f} s  {plain(text)}", style=style or None, markup=False)
 
     def quote(self, text: str) -> None:
         for line in text.strip().splitlines():
             if line.strip():
-                self.console.print(f"          | {line.rstrip()}", style="dim", markup=False)
+                self.console.print(f"          | {plain(line.rstrip())}", style="dim", markup=False)
 
     def check(self, what: str, held: bool, found: object = "") -> None:
         """A claim. Raises :class:`Failed` where it does not hold."""
@@ -58,7 +60,7 @@ class Teller:
     def table(self) -> None:
         table = Table("what", "measured", box=box.SIMPLE)
         for name, value in self.figures:
-            table.add_row(name, value)
+            table.add_row(Text(name), Text(value))
         self.console.print(table)
 
 

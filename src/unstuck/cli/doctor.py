@@ -14,7 +14,7 @@ from unstuck.cli.checks import Check, machine
 from unstuck.cli.cloud import CLOCK_STANDS, connect, show_json, state_of
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Difference, Expected, compare, look
-from unstuck.cli.words import counted
+from unstuck.cli.words import counted, plain
 from unstuck.runtime.locks import holder
 from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import HostFile, State, StateError
@@ -174,11 +174,12 @@ def _host_id(state: State) -> str:
 def _print(checks: list[Check], differences: list[Difference]) -> None:
     marks = {"ok": "ok   ", "note": "note ", "fault": "FAULT"}
     for check in checks:
-        print(f"{marks[check.level]} {check.name}: {check.detail}")
+        print(plain(f"{marks[check.level]} {check.name}: {check.detail}"))
         if check.remedy and check.level != "ok":
-            print(f"      -> {check.remedy}")
+            print(plain(f"      -> {check.remedy}"))
     for item in differences:
-        print(f"DIFF  {item.kind}: {item.what}: {item.detail}\n      -> {item.remedy}")
+        print(plain(f"DIFF  {item.kind}: {item.what}: {item.detail}"))
+        print(plain(f"      -> {item.remedy}"))
     faults = sum(check.level == "fault" for check in checks)
     if faults or differences:
         found = f"{counted(faults, 'fault')}, {counted(len(differences), 'difference')}"

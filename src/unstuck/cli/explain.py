@@ -6,11 +6,13 @@ import re
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from unstuck.cli.cloud import COMPUTE, Cloud, connect, send, show_json, state_of
 from unstuck.cli.errors import CliError
+from unstuck.cli.words import plain
 
 _ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -42,7 +44,7 @@ def explain(
         show_json(answer)
         return
     for line in lines(answer):
-        print(line)
+        print(plain(line))
 
 
 def _asked(cloud: Cloud, kind: str, name: str) -> dict[str, Any]:
@@ -59,8 +61,9 @@ def _asked(cloud: Cloud, kind: str, name: str) -> dict[str, Any]:
 def find_server(cloud: Cloud, name: str) -> str:
     """The id of a server by id or name. Raises :class:`CliError` when none or several have it."""
     query = {"all_tenants": "1", "name": f"^{re.escape(name)}$"}
-    answer = cloud.client.get(f"/compute/v2.1/servers/{name}", headers=COMPUTE)
-    if answer.status_code == 200:
+    answer = cloud.client.get(f"/compute/v2.1/servers/{quote(name, safe='')}", headers=COMPUTE)
+    # The answer has to say the id itself: "detail" is a name, too, and .../servers/detail is a list.
+    if answer.status_code == 200 and answer.json().get("server", {}).get("id") == name:
         return name
     found = cloud.get("/compute/v2.1/servers/detail", params=query, headers=COMPUTE)["servers"]
     exact = [server for server in found if server["name"] == name]

@@ -31,6 +31,7 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Run one command; errors are a sentence, never a traceback."""
     from unstuck.cli.errors import CliError
+    from unstuck.cli.words import plain_lines
 
     try:
         if argv and argv[0] in _PROCESSES:
@@ -39,7 +40,7 @@ def run(argv: list[str]) -> int:
             return _sim(argv[1:])
         return _command(argv)
     except CliError as error:
-        print(f"unstuck: {error}", file=sys.stderr)
+        print(f"unstuck: {plain_lines(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from unstuck.cli.cloud import COMPUTE, connect, state_of
 from unstuck.cli.errors import CliError
 from unstuck.cli.explain import find_server
+from unstuck.cli.words import for_terminal, plain, plain_lines
 
 PROCESSES = ("control", "host", "supervisor")
 
@@ -45,7 +46,7 @@ def logs(
             body = {"os-getConsoleOutput": {"length": lines}}
             path = f"/compute/v2.1/servers/{server_id}/action"
             text = cloud.ask("POST", path, json=body, headers=COMPUTE).json()["output"]
-        sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+        sys.stdout.write(for_terminal(text if text.endswith("\n") or not text else text + "\n"))
         return
     log = found.logs / f"{what}.log"
     try:
@@ -79,15 +80,15 @@ def _growing(file: BinaryIO) -> Iterator[bytes]:
 
 
 def readable(line: bytes) -> str:
-    """A JSON line in words; any other line as it is."""
+    """A JSON line in words; any other line as it is. Nothing in it is obeyed by a terminal."""
     try:
         found = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
-        return line.decode(errors="replace")
+        return plain(line.decode(errors="replace"))
     head = [str(found.pop(key, "")) for key in ("timestamp", "level", "process")]
     event = str(found.pop("event", ""))
     trace = str(found.pop("traceback", "") or found.pop("exception", ""))
     found.pop("pid", None)
     more = " ".join(f"{key}={value}" for key, value in found.items())
     text = " ".join(word for word in [head[0][:19], f"{head[1]:<7}", event, more] if word).rstrip()
-    return f"{text}\n{trace}" if trace else text
+    return f"{plain(text)}\n{plain_lines(trace)}" if trace else plain(text)

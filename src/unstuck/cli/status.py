@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from unstuck.cli.cloud import CLOCK_STANDS, COMPUTE, Cloud, connect, show_json, state_of
-from unstuck.cli.words import counted
+from unstuck.cli.words import counted, plain
 
 
 def status(
@@ -95,16 +95,22 @@ def sentence(
 def _tables(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
+
+    def cells(*values: object) -> list[Text]:
+        # Not strings: rich reads [brackets] in those as markup, and a name may have any.
+        return [Text(plain("" if value is None else value)) for value in values]
+
     if servers:
         table = Table("name", "status", "task", "addresses", "host", "id", box=None, pad_edge=False)
         for item in servers:
-            row = [item["name"], item["status"], item["task"] or "", " ".join(item["addresses"])]
-            table.add_row(*row, item["host"] or "", item["id"])
+            row = [item["name"], item["status"], item["task"], " ".join(item["addresses"])]
+            table.add_row(*cells(*row, item["host"], item["id"]))
         console.print(table)
     table = Table("host", "state", "service", "driver", "id", box=None, pad_edge=False)
     for host in hosts:
         row = [host["hypervisor_hostname"], host["state"], host["status"], host["hypervisor_type"]]
-        table.add_row(*(str(cell) for cell in row), str(host["id"]))
+        table.add_row(*cells(*row, host["id"]))
     console.print(table)

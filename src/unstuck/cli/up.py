@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import shutil
@@ -20,11 +21,12 @@ from unstuck.cli import clouds, ranges
 from unstuck.cli.errors import CliError
 from unstuck.cli.supervisor import Supervisor, failed_file, last_reason, size_of
 from unstuck.runtime.files import write_whole
-from unstuck.runtime.locks import Held, holder
+from unstuck.runtime.locks import FileLock, Held, holder
 from unstuck.runtime.processes import ProcessId, end_for_sure
 from unstuck.runtime.state import State, StateError, default_state, prepare, prepare_folder
 
 START_SECONDS = 60.0
+_UNUSABLE = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class Running(msgspec.Struct):
@@ -75,12 +77,18 @@ def up(
         _upload_once(found)
         return
     prepared = _prepare(found, port, driver, network)
-    if detach:
+    try:
+        if not detach:
+            _foreground(prepared, clouds_yaml)
+            return
         _wait_detached(prepared)
         _welcome(prepared, clouds_yaml)
         print("Everything goes on in the background; `unstuck down` ends it and leaves guests running.")
-        return
-    _foreground(prepared, clouds_yaml)
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            raise
+        what = f"{error.filename or prepared.root}: {error.strerror or error}"
+        raise CliError(f"The state folder {prepared.root} cannot be used: {what}.") from error
 
 
 def _runs(state: State) -> bool:
@@ -217,7 +225,11 @@ class Waiter:
                 path.unlink(missing_ok=True)
                 raise CliError(f"{what} cannot start: {reason}")
         if self._child is not None and self._child.poll() is not None:
-            raise CliError(f"The supervisor has ended; see {self._state.logs / 'supervisor.log'}.")
+            # Where several were started at once, one of them runs, and that is what was asked for.
+            self._supervisor = holder(self._state.supervisor_lock)
+            if self._supervisor is None:
+                raise CliError(f"The supervisor has ended; see {self._state.logs / 'supervisor.log'}.")
+            self._child = None
 
     def _why_late(self) -> str:
         role, late = ("host", "host agent") if self._answers() else ("control", "control plane")
@@ -272,10 +284,18 @@ def _upload_once(state: State) -> None:
             "again, uploads it."
         )
         return
-    with connect(state) as cloud:
-        if tiny.upload(cloud, folder):
-            print("Uploaded the image `tiny`.")
-    write_whole(done, b"")
+    lock = FileLock(state.run / "upload.lock")
+    try:
+        lock.acquire()
+    except Held:
+        return  # another `unstuck up` is at it
+    try:
+        with connect(state) as cloud:
+            if not done.exists() and tiny.upload(cloud, folder):
+                print("Uploaded the image `tiny`.")
+        write_whole(done, b"")
+    finally:
+        lock.release()
 
 
 def end_supervisor(state: State) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, assert_never
 
 import structlog
 
@@ -27,6 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH = 100
+LANES = 16
+"""Servers whose next steps are taken at once."""
 TICK = 1.0
 BACKOFF_MAX = 60.0
 
@@ -43,13 +45,28 @@ class Transactions(Protocol):
     ) -> Awaitable[T]: ...
 
 
+Together = Callable[[list[Coroutine[Any, Any, None]]], Awaitable[None]]
+"""Runs works until all have ended, and then raises what one of them raised."""
+
+
+async def one_by_one(works: list[Coroutine[Any, Any, None]]) -> None:
+    """In their order: what the simulator can repeat."""
+    try:
+        for work in works:
+            await work
+    finally:
+        for work in works:
+            work.close()
+
+
 class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
     def __init__(
         self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK,
-        watch: Steps | None = None,
+        watch: Steps | None = None, together: Together = one_by_one,
     ) -> None:  # fmt: skip
+        self._together = together
         self._watch = watch or Unwatched()
         self._tick = tick
         self._port = port
@@ -82,8 +99,9 @@ class Controller:
                 due = await self._port.effect(
                     "store.due_servers", lambda: self._store.run_read(servers.due_servers, BATCH)
                 )
-                for server_id in due:
-                    await self._step_safely(server_id)
+                for start in range(0, len(due), LANES):
+                    part = due[start : start + LANES]
+                    await self._together([self._step_safely(server_id) for server_id in part])
                 self._watch.round()
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))

@@ -16,6 +16,7 @@ import uvicorn
 
 from unstuck.api.agents.hosts import polls
 from unstuck.api.app import SERVICES, all_routes, create_app
+from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
@@ -25,7 +26,7 @@ from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.metrics import Metrics
-from unstuck.runtime.port import AsyncPort
+from unstuck.runtime.port import AsyncPort, at_once
 from unstuck.runtime.processes import myself
 from unstuck.runtime.service import Service
 from unstuck.runtime.state import State
@@ -74,14 +75,13 @@ class ControlPlane:
         self._metrics = Metrics()
         self._extra: dict[str, Any] = {"metrics": self._metrics}
         app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
-        self._polls = polls(app.state.unstuck.extra)
+        self._polls = polls(app.app.extra)
         config = uvicorn.Config(
-            app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_graceful_shutdown=3, timeout_keep_alive=75,
-            h11_max_incomplete_event_size=64 * 1024,
+            app, loop="none", http=behind(Gate()), ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, timeout_graceful_shutdown=3, timeout_keep_alive=75,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics)
+        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics, together=at_once)
 
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -95,6 +95,7 @@ class ControlPlane:
                 "tick": self._controller.tick_forever(),
                 "servers": self._controller.servers_forever(),
                 "wake": self._pass_wakes("control"),
+                "deaf": end_when_deaf(self._port, self._listener.getsockname()),
                 "watchdog": service.watch(self._port),
                 "collect": collect_forever(self._port, self._store, self._state_dir),
             }
@@ -146,6 +147,7 @@ def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
     """Open the store, make it complete, and run until told to end."""
+    raise_limit()
     barriers = Barriers.from_environment(state.run)
     store = Store(store_url, barrier=barriers.check)
     try:

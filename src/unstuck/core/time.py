@@ -38,9 +38,14 @@ def backoff(failures: int, first: float, most: float, *, key: str = "") -> float
 
 def iso_seconds(wall: float) -> str:
     """``2026-11-30T12:00:00Z``: the form of the compute and network APIs."""
-    return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _iso(wall, "seconds") + "Z"
 
 
 def iso_micros(wall: float) -> str:
     """``2026-11-30T12:00:00.000000``: the form without a zone that some compute fields use."""
-    return datetime.datetime.fromtimestamp(wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return _iso(wall, "microseconds")
+
+
+def _iso(wall: float, digits: str) -> str:
+    """Without its zone, which is the last six characters; strftime takes three times as long."""
+    return datetime.datetime.fromtimestamp(wall, datetime.UTC).isoformat(timespec=digits)[:-6]

@@ -34,7 +34,7 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.core.server.host import Act, Do, Hold, Rest, plan_host
+from unstuck.core.server.host import Act, Do, Hold, Rest, after_failure, plan_host
 from unstuck.core.time import backoff
 from unstuck.host.control import Control, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.driver import Driver, DriverError, shortage
@@ -187,7 +187,8 @@ class Agent:
                     self._marked.add(want.server_id)
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
-        for server_id in [known for known in self._held if known not in world.ids]:
+        ids = frozenset(world.ids)
+        for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
         for server_id in self._held:
             if server_id not in self._tended:
@@ -218,12 +219,12 @@ class Agent:
 
     async def _tend(self, server_id: str) -> None:
         """The loop of one server. Its errors are its own: they are backed off here (law 8)."""
-        failures = 0
+        failures = lasting = 0
         try:
             while (want := self._want(server_id)) is not None:
                 try:
                     seconds = await self._step(want)
-                    failures = 0
+                    failures = lasting = 0
                 except Refused:
                     self._forget(server_id)
                     return
@@ -233,9 +234,9 @@ class Agent:
                 except (DriverError, OSError) as error:
                     failures += 1
                     seconds = backoff(failures, 1.0, BACKOFF_MAX, key=server_id)
-                    await self._report_failure(
-                        want, error if isinstance(error, DriverError) else shortage(error)
-                    )
+                    failed = error if isinstance(error, DriverError) else shortage(error)
+                    lasting = lasting + 1 if failed.lasting else 0
+                    await self._report_failure(want, failed, lasting)
                 except Superseded:
                     raise
                 except Exception:
@@ -384,10 +385,10 @@ class Agent:
             recorded = msgspec.structs.replace(held.want, disk_recorded=True)
             self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
 
-    async def _report_failure(self, want: Want, error: DriverError) -> None:
+    async def _report_failure(self, want: Want, error: DriverError, lasting: int) -> None:
         """An effect failed: say so, with the guest as it is now, and that it will be tried again."""
         log.warning("effect failed", server=want.server_id, error=str(error))
-        trouble = Trouble("effect-failed", str(error), error.remedy)
+        trouble = after_failure(str(error), error.remedy, lasting)
         try:
             view = await self._port.effect("driver.look", lambda: self._driver.look(want))
             await self._report(want, view, Step.WAITING, trouble)

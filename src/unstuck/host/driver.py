@@ -14,11 +14,18 @@ from unstuck.core.server.data import View, Want
 
 
 class DriverError(Exception):
-    """An effect failed, or may have failed; message and remedy are fit for the user's eyes."""
+    """An effect failed, or may have failed; message and remedy are fit for the user's eyes.
 
-    def __init__(self, message: str, *, remedy: str = "none: it is tried again by itself") -> None:
+    ``lasting``: nothing is short on the host, so the next try may well end the same way. Such tries have
+    a budget (``core.server.host.DISK_BUDGET``).
+    """
+
+    def __init__(
+        self, message: str, *, remedy: str = "none: it is tried again by itself", lasting: bool = False
+    ) -> None:
         super().__init__(message)
         self.remedy = remedy
+        self.lasting = lasting
 
 
 _SHORTAGES = {

@@ -100,6 +100,7 @@ class ImageCache:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._done: dict[str, int] = {}
         self._failed: dict[str, FetchFailed] = {}
+        self._useless: dict[str, FetchFailed] = {}
         self._swept = False
 
     def path(self, image: BootImage) -> Path:
@@ -113,6 +114,9 @@ class ImageCache:
 
     def state(self, images: tuple[BootImage, ...]) -> Images:
         """What a look reports: from names and sizes, without reading a byte."""
+        useless = [self._useless[name] for name in map(cache_name, images) if name in self._useless]
+        if useless:
+            return useless[0]
         missing = [image for image in images if not self.has(image)]
         if not missing:
             return Ready()
@@ -139,6 +143,21 @@ class ImageCache:
             waiting.add(self._tasks[name])
         if waiting:
             await asyncio.wait(waiting, timeout=patience)
+
+    def blame(self, image: BootImage, reason: str) -> DriverError:
+        """Something could not be made of this image: is its copy here damaged, or is it useless itself?
+
+        Only where the copy has the right digest can no other copy do better. Then the image is not offered
+        again by this process, and those who want it are told for good.
+        """
+        path = self.path(image)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha512").hexdigest()
+        if digest != image.sha512:
+            path.unlink(missing_ok=True)
+            return DriverError("the host's copy of the image was damaged; it is fetched again")
+        self._useless[path.name] = FetchFailed(f"the image cannot be used: {reason}", final=True)
+        return DriverError(reason, remedy="delete the server and use another image", lasting=True)
 
     def sweep(self) -> None:
         """Remove what earlier agents left half fetched. Only before the first fetch of this one."""

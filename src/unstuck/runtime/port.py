@@ -25,6 +25,16 @@ _REMEMBERED: Final = 10_000
 log = structlog.get_logger(__name__)
 
 
+async def at_once(works: list[Coroutine[Any, Any, None]]) -> None:
+    """Beside each other: they wait for the same commit instead of one commit after the other.
+
+    All have ended before what one of them raised is raised.
+    """
+    for ended in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
+
+
 class AsyncPort:
     """The port of this process. ``exits`` names the exceptions that end it on purpose, with their code.
 

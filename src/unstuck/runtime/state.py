@@ -220,7 +220,8 @@ def _prepare_file(state: State, port: int | None, driver: str | None, network: s
         found = StateFile(
             FORMAT, port or free_port(), driver=driver or "qemu", network=network or DEFAULT_NETWORK
         )
-        write_whole(state.file, msgspec.json.encode(found))
+        # Once: where several begin at the same moment, all are to read the same port.
+        write_once(state.file, msgspec.json.encode(found))
         return
     old = state.read()
     new = msgspec.structs.replace(

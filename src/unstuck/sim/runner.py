@@ -331,6 +331,11 @@ class SimUser:
         await self._request("reboot", servers.reboot_server, name, self._caller(), soft=soft)
         self._run.expected[name] = "ACTIVE"
 
+    async def break_image(self) -> None:
+        """It is whole and has the right digest, and no disk can be made of it."""
+        for host in self._run.hosts:
+            host.image_usable = False
+
     async def pause(self, name: str) -> None:
         await self._request("pause", server_actions.pause_server, name, self._caller())
         self._run.expected[name] = "PAUSED"

@@ -19,6 +19,7 @@ class User(Protocol):
 
     async def reboot(self, name: str, *, soft: bool) -> None: ...
 
+    async def break_image(self) -> None: ...
     async def pause(self, name: str) -> None: ...
 
     async def unpause(self, name: str) -> None: ...
@@ -107,6 +108,14 @@ async def power_off_inside(user: User) -> None:
     await user.until("a", "ACTIVE")
     await user.power_off_inside("a")
     await user.until("a", "SHUTOFF")
+
+
+async def image_of_no_use(user: User) -> None:
+    """No try can help: the build ends with that reason, and not never."""
+    await user.break_image()
+    await user.create("a")
+    await user.until("a", "ERROR")
+    await user.delete("a")
 
 
 async def pause(user: User) -> None:
@@ -236,7 +245,13 @@ async def whole_life(user: User) -> None:
 
 
 SLOW = frozenset(
-    {"delete_on_a_dead_host", "host_dies_in_delete", "disk_full_for_a_while", "reset_after_failed_starts"}
+    {
+        "delete_on_a_dead_host",
+        "host_dies_in_delete",
+        "disk_full_for_a_while",
+        "reset_after_failed_starts",
+        "image_of_no_use",
+    }
 )
 """Scenarios in which nothing happens for minutes of virtual time."""
 
@@ -253,6 +268,7 @@ SCENARIOS: dict[str, Script] = {
         reboot_hard,
         reboot_soft,
         power_off_inside,
+        image_of_no_use,
         pause,
         pause_and_unpause,
         delete_while_pausing,

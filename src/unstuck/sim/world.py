@@ -88,6 +88,7 @@ class SimHost:
         self.taps: set[str] = set()
         self.cached = False
         self.image_exists = True
+        self.image_usable = True
         self.full = False
         """The disk is full: guests stop at their next write."""
         self.broken = False
@@ -185,6 +186,8 @@ class SimDriver:
             self._fetched_at = self._host.engine.now + FETCH_SECONDS
 
     async def make_disk(self, want: Want) -> None:
+        if not self._host.image_usable:
+            raise DriverError("no disk can be made of this image", lasting=True)
         if self.cutting:
             self._host.folders.setdefault(want.server_id, SimFolder(want.nonce)).half = True
             return

@@ -1,7 +1,8 @@
 """Transactions: a store function takes a :class:`Tx` first and is one transaction.
 
 SQLite through ``pysqlite3`` (Debian 12's own library has the WAL-reset corruption fault): one owning
-process, writes serialised on one thread, reads on others. PostgreSQL through psycopg 3 with the same SQL.
+process, writes serialised on one thread (several to a commit, :mod:`unstuck.store.group`), reads on
+others. PostgreSQL through psycopg 3 with the same SQL.
 Transactions run on worker threads and are never cancelled half way.
 """
 
@@ -20,6 +21,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
 from unstuck.store.clock import read_now
+from unstuck.store.group import Group, Write
 from unstuck.store.tx import Tx
 
 __all__ = ["Store", "StoreUnavailable", "Tx"]
@@ -70,7 +72,7 @@ class Store:
         self.sqlite = url.startswith("sqlite")
         self.memory = url == "sqlite://"
         self._wall = wall or (time.time if self.sqlite else None)
-        self._barrier = barrier
+        self.barrier = barrier
         if self.memory:
             self.engine = sa.create_engine(
                 url, module=pysqlite3, poolclass=StaticPool,
@@ -102,6 +104,12 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+
+        self._group = Group(self) if self.sqlite and not self.memory else None
+
+    def tx(self, conn: sa.Connection) -> Tx:
+        """What a store function gets in a transaction of this connection."""
+        return Tx(conn, self._wall, read_now)
 
     def told(self, error: Exception) -> Exception:
         """What one of ``errors`` means: :class:`StoreUnavailable` if the database is to blame, or itself."""
@@ -136,11 +144,11 @@ class Store:
         for attempt in range(RETRIES):
             try:
                 with self._begun() as conn:
-                    answer = tx(Tx(conn, self._wall, read_now), *args, **kwargs)
-                    self._barrier(f"commit.{tx.__name__}")
+                    answer = tx(self.tx(conn), *args, **kwargs)
+                    self.barrier(f"commit.{tx.__name__}")
                     done = self._commit(conn)
                 if done:
-                    self._barrier(f"commit.{tx.__name__}+")
+                    self.barrier(f"commit.{tx.__name__}+")
                     return answer
             except self.errors as error:
                 if attempt + 1 < RETRIES and self._again(error, attempt):
@@ -215,7 +223,7 @@ class Store:
         for attempt in range(2):
             try:
                 with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
-                    return tx(Tx(conn, self._wall, read_now), *args, **kwargs)
+                    return tx(self.tx(conn), *args, **kwargs)
             except self.errors as error:
                 if self._again(error, attempt):
                     continue
@@ -227,6 +235,8 @@ class Store:
 
     async def run(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""
+        if self._group is not None:
+            return await _wait_for(self._group.submit(Write(tx, args, kwargs)))
         return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
 
     async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -240,6 +250,8 @@ class Store:
         metadata.create_all(self.engine)
 
     def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._writers.shutdown()
         self._readers.shutdown()
         self.engine.dispose()

@@ -67,7 +67,7 @@ def list_networks(tx: Tx, project_id: str | None) -> list[NetworkRow]:
 def list_subnets(tx: Tx, project_id: str | None) -> list[SubnetRow]:
     """The subnets of the networks that a project may use."""
     query = (
-        sa.select(subnets)
+        sa.select(*(subnets.c[name] for name in SubnetRow.__struct_fields__))
         .join(networks, networks.c.id == subnets.c.network_id)
         .order_by(subnets.c.created_wall, subnets.c.id)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import socket
 import uuid
 from typing import Any
 
@@ -31,7 +30,27 @@ _DEFAULT = Prepared(
     sa.select(networks.c.id).where(networks.c.shared).order_by(networks.c.created_wall).limit(1)
 )
 _SUBNET = Prepared(sa.select(subnets).where(subnets.c.network_id == sa.bindparam("network")))
-_TAKEN = Prepared(sa.select(ports.c.address).where(ports.c.network_id == sa.bindparam("network")))
+_TAKEN = Prepared(
+    sa.select(ports.c.id).where(
+        ports.c.network_id == sa.bindparam("network"), ports.c.number == sa.bindparam("wanted")
+    )
+)
+_next = ports.alias("next")
+_GAP = Prepared(
+    sa.select(ports.c.number + 1)
+    .where(
+        ports.c.network_id == sa.bindparam("network"),
+        ports.c.number >= sa.bindparam("start"),
+        ~sa.exists().where(
+            _next.c.network_id == sa.bindparam("network"), _next.c.number == ports.c.number + 1
+        ),
+    )
+    .order_by(ports.c.number)
+    .limit(1)
+)
+_CURSOR = Prepared(
+    sa.update(subnets).where(subnets.c.id == sa.bindparam("subnet")).values(cursor=sa.bindparam("after"))
+)
 _INSERT_PORT = Prepared(sa.insert(ports))
 
 
@@ -66,6 +85,7 @@ def ensure_default_network(tx: Tx, *, project_id: str, cidr: str) -> str:
             gateway=str(net[1]),
             first=str(net[10]),
             last=str(net[-2]),
+            cursor=0,
             created_wall=wall,
         )
     )
@@ -102,8 +122,8 @@ def allot_port(
         raise NoSuchNetwork(f"Network {network_id} could not be found.")
     subnet = _SUBNET.first(tx, network=network_id)
     assert subnet is not None
-    taken = set(_TAKEN.scalars(tx, network=network_id))
-    chosen = _choose(subnet, taken, address)
+    number = _free_number(tx, subnet) if address is None else _asked_number(tx, subnet, address)
+    chosen = str(ipaddress.ip_address(number))
     mac = mac_of(port_id)
     _INSERT_PORT.run(
         tx,
@@ -114,21 +134,40 @@ def allot_port(
         server_id=server_id,
         mac=mac,
         address=chosen,
+        number=number,
         created_wall=tx.now.wall,
     )
     prefix = ipaddress.ip_network(subnet.cidr).prefixlen
     return Nic(port_id, network_id, mac, chosen, prefix, subnet.gateway)
 
 
-def _choose(subnet: Any, taken: set[str], address: str | None) -> str:
-    first, last = ipaddress.ip_address(subnet.first), ipaddress.ip_address(subnet.last)
-    if address is not None:
-        if address in taken or not int(first) <= int(ipaddress.ip_address(address)) <= int(last):
-            raise NoMoreAddresses(f"Fixed IP address {address} is already in use or outside the pool.")
-        return address
-    for number in range(int(first), int(last) + 1):
-        # Not through ipaddress: a thousand addresses further on that alone would take some milliseconds.
-        candidate = socket.inet_ntoa(number.to_bytes(4, "big"))
-        if candidate not in taken:
-            return candidate
+def _asked_number(tx: Tx, subnet: Any, address: str) -> int:
+    first, last = _range(subnet)
+    number = int(ipaddress.ip_address(address))
+    taken = _TAKEN.first(tx, network=subnet.network_id, wanted=number) is not None
+    if taken or not first <= number <= last:
+        raise NoMoreAddresses(f"Fixed IP address {address} is already in use or outside the pool.")
+    return number
+
+
+def _free_number(tx: Tx, subnet: Any) -> int:
+    """The next free address from the cursor on, and once round. The caller holds the network's row.
+
+    It costs the same however many are in use: what the search has passed it does not pass again before it
+    has been all round. So an address is used again late, too, when neighbours have forgotten who had it.
+    """
+    first, last = _range(subnet)
+    for start in (max(subnet.cursor, first), first):
+        number = start
+        if start > last:
+            continue
+        if _TAKEN.first(tx, network=subnet.network_id, wanted=start) is not None:
+            number = int(_GAP.scalar(tx, network=subnet.network_id, start=start))
+        if number <= last:
+            _CURSOR.run(tx, subnet=subnet.id, after=number + 1)
+            return number
     raise NoMoreAddresses(f"No more IP addresses available on network {subnet.network_id}.")
+
+
+def _range(subnet: Any) -> tuple[int, int]:
+    return int(ipaddress.ip_address(subnet.first)), int(ipaddress.ip_address(subnet.last))

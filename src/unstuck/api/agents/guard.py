@@ -14,6 +14,7 @@ import structlog
 from unstuck.api.errors import ApiError
 from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Call, Handler, Reply
+from unstuck.api.vouch import vouch
 from unstuck.core.agents import PROTOCOL, speaks
 from unstuck.store import agents
 from unstuck.store.agents import Stale, Superseded, UnknownHost
@@ -119,6 +120,7 @@ async def _authenticate(call: Call) -> str:
     if not cache.knows(host_id, secret_hash):
         await call.store.run_read(agents.authenticate_host, host_id, secret_hash)
         cache.add(host_id, secret_hash)
+    vouch(call.http.scope, "agent")
     return host_id
 
 
@@ -126,5 +128,20 @@ async def body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
     """The validated body. It is read after the credential was checked: strangers send nothing large."""
     data = await read_body(call.http, call.app.settings)
     decoded: Any = checked(lambda: decoder.decode(data), data)
+    if not _fits(msgspec.to_builtins(decoded)):
+        raise Refusal(400, "invalid", "Invalid input: a number needs more than 64 bits.")
     result: T = decoded
     return result
+
+
+def _fits(value: Any) -> bool:
+    """Whether every whole number is one that a database can hold."""
+    match value:
+        case dict():
+            return all(map(_fits, value.values()))
+        case list() | tuple():
+            return all(map(_fits, value))
+        case int():
+            return -(2**63) <= value < 2**63
+        case _:
+            return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -32,8 +32,8 @@ _answer = msgspec.json.Decoder(Answer)
 class WorldQuery(Query, frozen=True, kw_only=True):
     """``since``: the version the agent knows, -1 for none. ``wait``: how long the call may take."""
 
-    incarnation: int = 0
-    since: int = -1
+    incarnation: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    since: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
     wait: float = 0.0
 
 
@@ -68,7 +68,10 @@ async def register(call: Call, host_id: str) -> Reply:
         raise refuse_protocol(f"version {facts.protocol}", facts.protocol, host_id)
     if not 0 < len(ask.start) <= ID_MAX:
         raise Refusal(400, "invalid", "Invalid input: `start` must have 1 to 64 characters.")
-    if min(facts.vcpus, facts.ram_mb, facts.disk_gb) < 0 or max(facts.vcpus, facts.ram_mb) >= 2**31:
+    if (
+        min(facts.vcpus, facts.ram_mb, facts.disk_gb) < 0
+        or max(facts.vcpus, facts.ram_mb, facts.disk_gb) >= 2**31
+    ):
         raise Refusal(400, "invalid", "Invalid input: sizes of a host must be numbers from 0 to 2147483647.")
     known = await call.store.run_read(machine_of, host_id)
     if known != facts.machine_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ LONG_UPDATE: Final[Version] = (2, 75)
 """From here on, updating a server answers with all keys, as showing it does."""
 
 
+@functools.lru_cache(1024)
 def host_id_of(item_project: str, host: str | None) -> str:
     """The host's name as users may see it: the same for one project, different between projects."""
     return "" if host is None else hashlib.sha224((item_project + host).encode()).hexdigest()

@@ -40,7 +40,11 @@ def _b64(data: bytes) -> str:
 
 
 def _unb64(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    """Only the one way of writing the bytes: a decoder takes others, too, and a token is to have one name."""
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if _b64(data) != text:
+        raise ValueError("not canonical")
+    return data
 
 
 def _mac(key: bytes, payload: bytes) -> bytes:

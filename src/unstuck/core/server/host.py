@@ -37,6 +37,9 @@ left alone."""
 
 DOCTOR = "see what `unstuck doctor` says on the host"
 
+DISK_BUDGET = 8
+"""Failures in a row to make one disk, with nothing short on the host, before no further try can help."""
+
 FETCH_BACKOFF = 60.0
 """The longest wait between two tries to fetch an image."""
 
@@ -119,6 +122,18 @@ def plan_host(want: Want, view: View) -> Decision:
             return _raise(want, view)
         case _ as never:
             assert_never(never)
+
+
+def after_failure(reason: str, remedy: str, lasting: int) -> Trouble:
+    """What an effect that failed means for its server.
+
+    ``lasting`` counts failures in a row to make its disk for which nothing on the host was short. A disk that
+    was never made holds no data: giving up loses nothing, and a build that never ends helps nobody (law 8).
+    """
+    if lasting < DISK_BUDGET:
+        return Trouble("effect-failed", reason, remedy)
+    told = f"the root disk could not be made in {lasting} tries: {reason}"
+    return Trouble("disk-impossible", told, "delete the server and use another image", final=True)
 
 
 def _unclear(reason: str) -> Hold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import struct
@@ -16,6 +17,16 @@ from unstuck.host.images import Barrier, ImageCache
 
 GIB = 1 << 30
 _QCOW2 = b"QFI\xfb"
+_HOST_FAULTS = (
+    "is not installed",
+    *map(
+        os.strerror,
+        (
+            errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS,
+            errno.EIO, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EBUSY, errno.ESTALE, errno.EINTR,
+        ),
+    ),
+)  # fmt: skip
 _OVERLAY_FIRST = 16 << 20
 """What a young overlay needs at least; it grows as the guest writes."""
 
@@ -72,9 +83,33 @@ async def _make(
     part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     backing = ["-F", image.disk_format, "-b", folder.relative(cache.path(image))]
     command = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, part.name, str(size)]
-    await run(command, deadline=30.0, cwd=folder.path)
+    try:
+        await run(command, deadline=30.0, cwd=folder.path)
+    except DriverError as error:
+        raise await _why(error, cache, image) from error
     await barrier("driver.disk.half")
     await asyncio.to_thread(_publish, part, target)
+
+
+async def _why(error: DriverError, cache: ImageCache, image: BootImage) -> DriverError:
+    """Whether the host or the image is at fault. Unknown is not the image's fault (law 4): it has tries."""
+    if _of_the_host(str(error)):
+        return error
+    probe = ["qemu-img", "info", "-U", "-f", image.disk_format, str(cache.path(image))]
+    try:
+        await run(probe, deadline=30.0)
+    except DriverError as wrong:
+        if _of_the_host(str(wrong)):
+            return error
+        # What QEMU says of an image ends its message; before it stands a path of this host.
+        reason = f"QEMU cannot open it: {str(wrong).rpartition(': ')[2]}"
+        return await asyncio.to_thread(cache.blame, image, reason)
+    return DriverError(str(error), remedy=error.remedy, lasting=True)
+
+
+def _of_the_host(message: str) -> bool:
+    """A helper that failed for want of something on this host, or was not let in."""
+    return "lock" in message or "did not end" in message or any(word in message for word in _HOST_FAULTS)
 
 
 def _prepare(

@@ -188,6 +188,7 @@ asks = sa.Table(
     sa.Column("deadline", Seconds, nullable=False),
 )
 sa.Index("ix_asks_host", asks.c.host_id)
+sa.Index("ix_asks_deadline", asks.c.deadline)
 
 flavors = sa.Table(
     "flavors",

@@ -30,6 +30,8 @@ subnets = sa.Table(
     sa.Column("gateway", sa.String(64)),
     sa.Column("first", sa.String(64), nullable=False),
     sa.Column("last", sa.String(64), nullable=False),
+    # Where the search for a free address begins: only that, an address is free because no port has it.
+    sa.Column("cursor", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("created_wall", Seconds, nullable=False),
 )
 
@@ -43,8 +45,11 @@ ports = sa.Table(
     sa.Column("server_id", Id, sa.ForeignKey("servers.id"), nullable=False),
     sa.Column("mac", sa.String(32), nullable=False),
     sa.Column("address", sa.String(64), nullable=False),
+    # The address as a number, in which the next free one is found without reading all.
+    sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
     sa.UniqueConstraint("network_id", "address"),
+    sa.UniqueConstraint("network_id", "number"),
     sa.UniqueConstraint("network_id", "mac"),
 )
 sa.Index("ix_ports_server", ports.c.server_id)

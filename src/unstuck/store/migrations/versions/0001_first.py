@@ -379,6 +379,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_asks")),
     )
     with op.batch_alter_table("asks", schema=None) as batch_op:
+        batch_op.create_index("ix_asks_deadline", ["deadline"], unique=False)
         batch_op.create_index("ix_asks_host", ["host_id"], unique=False)
 
     op.create_table(
@@ -462,6 +463,7 @@ def upgrade() -> None:
         sa.Column("gateway", sa.String(length=64), nullable=True),
         sa.Column("first", sa.String(length=64), nullable=False),
         sa.Column("last", sa.String(length=64), nullable=False),
+        sa.Column("cursor", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["network_id"], ["networks.id"], name=op.f("fk_subnets_network_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_subnets")),
@@ -475,6 +477,7 @@ def upgrade() -> None:
         sa.Column("server_id", sa.String(length=64), nullable=False),
         sa.Column("mac", sa.String(length=32), nullable=False),
         sa.Column("address", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["network_id"], ["networks.id"], name=op.f("fk_ports_network_id")),
         sa.ForeignKeyConstraint(["server_id"], ["servers.id"], name=op.f("fk_ports_server_id")),
@@ -482,6 +485,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ports")),
         sa.UniqueConstraint("network_id", "address", name=op.f("uq_ports_network_id_address")),
         sa.UniqueConstraint("network_id", "mac", name=op.f("uq_ports_network_id_mac")),
+        sa.UniqueConstraint("network_id", "number", name=op.f("uq_ports_network_id_number")),
     )
     with op.batch_alter_table("ports", schema=None) as batch_op:
         batch_op.create_index("ix_ports_server", ["server_id"], unique=False)
@@ -518,6 +522,7 @@ def downgrade() -> None:
     op.drop_table("flavor_access")
     with op.batch_alter_table("asks", schema=None) as batch_op:
         batch_op.drop_index("ix_asks_host")
+        batch_op.drop_index("ix_asks_deadline")
 
     op.drop_table("asks")
     with op.batch_alter_table("app_credentials", schema=None) as batch_op:
