@@ -2,109 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import socket
-import subprocess
-import sys
-import threading
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openstack
 import pytest
-import uvicorn
-from tests.compute_fakes import settle
-from tests.compute_site import KEY, Site
-
-from unstuck.api.app import create_app
-from unstuck.api.context import Settings
-from unstuck.api.identity.passwords import hash_password
-from unstuck.store import clock, identity
-from unstuck.store.engine import Store
-
-OPENSTACK = Path(sys.executable).with_name("openstack")
-
-
-class Running:
-    """A cloud on a loopback port."""
-
-    def __init__(self, store: Store, folder: Path) -> None:
-        store.transact(
-            identity.bootstrap, admin_password_hash=hash_password("secret"), token_key=b"k" * 32,
-            ids=lambda: uuid.uuid4().hex,
-        )  # fmt: skip
-        self.store = store
-        self.site = Site(store)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        app = create_app(store, Settings(state_dir=folder))
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error")
-        self.server = uvicorn.Server(config)
-        self.stopping = threading.Event()
-        self.threads = [threading.Thread(target=self.serve), threading.Thread(target=self.work)]
-
-    def serve(self) -> None:
-        asyncio.run(self.server.serve())
-
-    def work(self) -> None:
-        """The control loop and the host, ten times a second."""
-        while not self.stopping.wait(0.1):
-            self.store.transact(clock.tick, lease_seconds=30.0)
-            settle(self.store, self.site.host)
-
-    def start(self) -> None:
-        for thread in self.threads:
-            thread.start()
-        deadline = time.monotonic() + 20
-        while not self.server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def stop(self) -> None:
-        self.stopping.set()
-        self.server.should_exit = True
-        for thread in self.threads:
-            thread.join(20)
-
-    def auth(self) -> dict[str, str]:
-        return {
-            "auth_url": f"http://127.0.0.1:{self.port}/identity/v3", "username": "admin",
-            "password": "secret", "project_name": "admin", "user_domain_id": "default",
-            "project_domain_id": "default",
-        }  # fmt: skip
-
-    def cli(self, *words: str) -> Any:
-        """The answer of one command, as JSON where it prints some."""
-        env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OS_REGION_NAME": "RegionOne"}
-        env |= {f"OS_{key.upper()}": value for key, value in self.auth().items()}
-        done = subprocess.run([OPENSTACK, *words], env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        with contextlib.suppress(ValueError):
-            return json.loads(done.stdout)
-        return done.stdout
-
-
-@pytest.fixture
-def cloud(store: Store, tmp_path: Path) -> Iterator[Running]:
-    running = Running(store, tmp_path)
-    running.start()
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def sdk(cloud: Running) -> Iterator[openstack.connection.Connection]:
-    with openstack.connect(
-        **cloud.auth(), region_name="RegionOne", load_yaml_config=False, load_envvars=False
-    ) as made:
-        yield made
+from running import Running
+from tests.compute_site import KEY
 
 
 def names(rows: list[dict[str, Any]]) -> set[str]:

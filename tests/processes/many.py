@@ -5,6 +5,7 @@ No supervisor: each process is started, frozen, thawed and ended by the test, by
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -24,8 +25,9 @@ import pytest
 from unstuck.cli import tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
+from unstuck.core.agents import Register, Registered
 from unstuck.host.client import HttpControl
-from unstuck.host.main import read_identity
+from unstuck.host.main import facts, read_identity
 from unstuck.runtime.processes import ProcessId, boot_id, end, handle, lives, start_time, stopped
 from unstuck.runtime.state import State, prepare
 
@@ -196,17 +198,24 @@ class Many:
 
     def incarnation(self) -> int:
         """Of the agent that registered last, asked as any agent would."""
-        import asyncio
+        return self._register("nobody", follow=False).incarnation
 
-        from unstuck.core.agents import Register
-        from unstuck.host.main import facts
+    def supersede(self) -> int:
+        """Register as the next agent of this host would; returns the incarnation."""
+        got = self._register("next", follow=True)
+        assert got.granted
+        return got.incarnation
 
-        async def ask() -> int:
+    def _register(self, start: str, *, follow: bool) -> Registered:
+        async def ask() -> Registered:
             who = read_identity(self.state.host)
             control = HttpControl(self.state.url(), who.host_id, who.secret)
             known = facts(self.state.host, who.machine_id, self.driver, "none", "1")
             try:
-                return (await control.register(Register("nobody", known))).incarnation
+                asked = await control.register(Register(start, known))
+                if not follow:
+                    return asked
+                return await control.register(Register(start, known, asked.incarnation))
             finally:
                 await control.close()
 

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 
 from tests.postgres import copy, drop, url
 from tests.processes.many import Many, Process, create, fake_tiny, free_port
+from unstuck.cli import tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
 from unstuck.runtime.locks import holder
+from unstuck.runtime.processes import stopped
 from unstuck.runtime.state import State, prepare
 from unstuck.store.engine import Store, Tx
 from unstuck.store.migrate import HEAD, schema_version
@@ -90,8 +92,9 @@ class Replicas:
         self.sides = [Replica(many.state.root, free_port()) for _ in range(2)]
         self.processes: list[Process] = []
 
-    def start(self, side: int) -> Process:
-        return self.many.start("control", "--port", str(self.sides[side].port), UNSTUCK_STORE=self.url)
+    def start(self, side: int, **environment: str) -> Process:
+        words = ("control", "--port", str(self.sides[side].port))
+        return self.many.start(*words, UNSTUCK_STORE=self.url, **environment)
 
     def both(self) -> None:
         """In the same instant, on a store that may be empty."""
@@ -161,8 +164,6 @@ def test_replicas_killed_in_turn_while_servers_are_created_do_everything_once(
     replicas.both()
     replicas.agent()
     with replicas.admin(0) as cloud:
-        from unstuck.cli import tiny
-
         tiny.upload(cloud, fake_tiny(tmp_path / "tiny"))
     names: set[str] = set()
     ids: set[str] = set()
@@ -174,8 +175,7 @@ def test_replicas_killed_in_turn_while_servers_are_created_do_everything_once(
                 ids.add(create(cloud, name))
                 names.add(name)
 
-    for turn in range(4):
-        down, up = turn % 2, 1 - turn % 2
+    for down, up in ((0, 1), (1, 0)):
         make(down, 3)  # acknowledged by the one that is about to die
         replicas.processes[down].kill()
         make(up, 3)
@@ -193,3 +193,41 @@ def test_replicas_killed_in_turn_while_servers_are_created_do_everything_once(
         console = replicas.many.state.host / "servers" / server / "console.log"
         assert console.read_text().count("start 1") == 1
     assert {path.name for path in (replicas.many.state.host / "servers").iterdir()} == ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["thaws", "is killed"])
+def test_a_replica_frozen_within_a_transaction_holds_up_the_other_for_seconds_only(
+    replicas: Replicas, tmp_path: Path, ends: str
+) -> None:
+    """It holds the row of the host, which every place and every delete needs."""
+    replicas.both()
+    replicas.agent()
+    with replicas.admin(0) as cloud:
+        tiny.upload(cloud, fake_tiny(tmp_path / "tiny"))
+    replicas.processes[0].kill()
+    replicas.processes[1].kill()
+    replicas.processes[0] = replicas.start(0, UNSTUCK_STOP_AT="commit.place")
+    replicas.up(0)
+    with replicas.admin(0) as cloud:
+        ids = {create(cloud, "first")}
+    frozen = replicas.processes[0]
+    replicas.many.until("it stands in its transaction", lambda: stopped(frozen.pid))
+    replicas.again(1)
+    with replicas.admin(1) as cloud:
+        ids.add(create(cloud, "second"))
+    replicas.until_active(1, {"first", "second"})
+    if ends == "thaws":
+        frozen.signal(signal.SIGCONT)
+    else:
+        frozen.kill()
+        replicas.again(0)
+    with replicas.admin(1) as cloud:
+        ids.add(create(cloud, "third"))
+    for side in range(2):
+        replicas.until_active(side, {"first", "second", "third"})
+    store = Store(replicas.url)
+    try:
+        assert store.read(counted) == (3, 3, 1)
+    finally:
+        store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -13,33 +12,12 @@ import msgspec
 import pytest
 
 from tests.processes.many import Many, Process
-from unstuck.core.agents import Register
-from unstuck.host.client import HttpControl
-from unstuck.host.main import facts, read_identity
 from unstuck.runtime.locks import holder
 from unstuck.runtime.state import HostFile, State
 
 
 def state_of(path: Path) -> tuple[bytes, int]:
     return path.read_bytes(), path.stat().st_mtime_ns
-
-
-def supersede(many: Many) -> int:
-    """Register as the next agent of this host would; returns the incarnation."""
-
-    async def main() -> int:
-        who = read_identity(many.state.host)
-        control = HttpControl(many.state.url(), who.host_id, who.secret)
-        known = facts(many.state.host, who.machine_id, many.driver, "none", "1")
-        try:
-            asked = await control.register(Register("next", known))
-            got = await control.register(Register("next", known, asked.incarnation))
-            assert got.granted
-            return got.incarnation
-        finally:
-            await control.close()
-
-    return asyncio.run(main())
 
 
 def test_a_frozen_agent_that_was_replaced_finds_itself_dead_and_not_acting(many: Many) -> None:
@@ -87,7 +65,7 @@ def test_who_was_superseded_is_told_and_ends_and_never_registers_again(many: Man
     many.until_active("web")
     before = state_of(many.marker(server))
     assert many.incarnation() == 1
-    assert supersede(many) == 2
+    assert many.supersede() == 2
     assert agent.code(30.0) == 75
     ends = [line for line in agent.lines() if "superseded" in line.get("reason", "")]
     assert ends, agent.said
@@ -106,7 +84,7 @@ def test_a_frozen_agent_that_was_superseded_elsewhere_ends_when_it_thaws(many: M
     many.create()
     many.until_active("web")
     agent.signal(signal.SIGSTOP)
-    assert supersede(many) == 2
+    assert many.supersede() == 2
     waiting = many.create("waiting")  # it is this host's to build, and not this agent's
     agent.signal(signal.SIGCONT)
     assert agent.code(30.0) == 75

@@ -132,6 +132,10 @@ class FaultCloud:
     def pid(self, role: Role) -> int:
         return self._children[role].pid
 
+    def child(self, role: Role) -> subprocess.Popen[bytes]:
+        """For a test that lets it be replaced: it waits for the end of the old one itself."""
+        return self._children[role]
+
     def until_stopped(self, role: Role, point: str) -> None:
         """The process stands at its barrier."""
         child = self._children[role]

@@ -38,6 +38,7 @@ RENDERERS: Final[dict[str, Renderer]] = {
     "networking": errors.render_network,
     "database": errors.render_compute,
 }
+_STRICT: Final = frozenset({"compute", "image"})
 _JSON: Final = "application/json"
 _RACED: Final = ("23505", "23503")
 """PostgreSQL: not unique, or the other row is gone. What was checked first can only happen by a race."""
@@ -92,6 +93,8 @@ class Dispatcher:
         entries, values = self._find(call.http.method, raw_path)
         call.route = entries[0].route.path
         public = any(e.policy.public for e in entries)
+        if raw_path.endswith(b"/") and service in _STRICT and not public:
+            raise errors.not_found()  # the id at the end is empty: it is not the list that is meant
         if not public:
             call.identify(await self.authenticate(call))
             vouch(call.http.scope, "user")

@@ -59,15 +59,7 @@ def _compute(call: Call) -> dict[str, Any]:
 
 async def compute_versions(call: Call) -> Reply:
     """``GET /compute``."""
-    old = {
-        "id": "v2.0",
-        "status": "SUPPORTED",
-        "version": "",
-        "min_version": "",
-        "updated": _UPDATED,
-        "links": _self(call, "/compute/v2/"),
-    }
-    return Reply({"versions": [old, _compute(call)]})
+    return Reply({"versions": [_compute(call)]})
 
 
 async def compute_version(call: Call) -> Reply:

@@ -6,11 +6,12 @@ from typing import Final, Literal
 
 import msgspec
 
-Status = Literal["queued", "saving", "active", "deleted"]
+Status = Literal["queued", "saving", "active", "deactivated", "deleted"]
 
 DISK_FORMATS: Final = ("raw", "qcow2", "aki", "ari", "ami")
 CONTAINER_FORMATS: Final = ("bare", "aki", "ari", "ami")
 VISIBILITIES: Final = ("public", "community", "shared", "private")
+MEMBER_STATUSES: Final = ("pending", "accepted", "rejected")
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +47,19 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     upload_nonce: str | None = None
     upload_until: float | None = None
     """Lease time until which the upload is its holder's."""
+    deactivated: bool = False
+    """Nobody may read its data or boot from it until it is reactivated."""
     deleted_wall: float | None = None
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A project that a shared image is shared with. It sees the image; in lists once it has accepted."""
+
+    image_id: str
+    member_id: str
+    status: str
+    created: float
+    updated: float
 
 
 class BootImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +92,18 @@ def status(image: Image, lease_now: float) -> Status:
     if image.deleted_wall is not None:
         return "deleted"
     if image.data is not None:
-        return "active"
+        return "deactivated" if image.deactivated else "active"
     return "saving" if uploading(image, lease_now) else "queued"
 
 
-def visible_to(image: Image, project_id: str | None, *, admin: bool) -> bool:
-    """Whether a project may see the image; to others it does not exist."""
-    return admin or image.project_id == project_id or image.visibility in ("public", "community")
+def visible_to(image: Image, project_id: str | None, *, admin: bool, member: bool = False) -> bool:
+    """Whether a project may see the image; to others it does not exist.
+
+    ``member``: the project is among those that the image is shared with, which counts while it is shared.
+    """
+    if admin or image.project_id == project_id or image.visibility in ("public", "community"):
+        return True
+    return member and image.visibility == "shared"
 
 
 def for_boot(image: Image, lease_now: float) -> BootImage:

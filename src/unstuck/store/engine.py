@@ -41,6 +41,9 @@ _LIBPQ: Final = {
     # A database whose host is gone says nothing at all: nobody waits two minutes for it.
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
+    # A replica that is frozen within a transaction holds the row of a host: without this the other ones
+    # waited for it for ever. It is told when it thaws, and its transaction is done again.
+    "options": "-c idle_in_transaction_session_timeout=10s",
 }  # fmt: skip
 _WHO = "SELECT pg_current_xact_id_if_assigned()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _END_IT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::xid8::xid"

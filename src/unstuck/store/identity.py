@@ -1,4 +1,4 @@
-"""Projects, users, roles and assignments: one function is one transaction."""
+"""Projects and users, and what a cloud begins with: one function is one transaction."""
 
 from __future__ import annotations
 
@@ -46,14 +46,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-
-
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A user has a role in a project."""
-
-    user: User
-    project: Project
-    role: Role
+    description: str | None = None
 
 
 class Bootstrapped(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +60,8 @@ class Bootstrapped(msgspec.Struct, frozen=True, kw_only=True):
 _extra = msgspec.json.Decoder(dict[str, Any])
 
 
-def _project(row: Any) -> Project:
+def project_from(row: Any) -> Project:
+    """The project in a row of the projects table."""
     return Project(
         id=row.id, name=row.name, description=row.description, enabled=row.enabled,
         extra=readable.read(_extra, row.extra, {}),
@@ -93,7 +87,8 @@ def changed(tx: Tx) -> None:
     tx.execute(sa.update(identity_state).values(version=identity_state.c.version + 1))
 
 
-def _free_name(tx: Tx, table: sa.Table, kind: str, name: str, own_id: str) -> None:
+def free_name(tx: Tx, table: sa.Table, kind: str, name: str, own_id: str) -> None:
+    """409 when another row of the table has the name."""
     taken = sa.select(table.c.id).where(table.c.name == name, table.c.id != own_id)
     if tx.execute(taken).first() is not None:
         raise Conflict(f"Conflict occurred attempting to store {kind} - it is a duplicate entry: {name!r}.")
@@ -101,7 +96,7 @@ def _free_name(tx: Tx, table: sa.Table, kind: str, name: str, own_id: str) -> No
 
 def create_project(tx: Tx, project: Project) -> None:
     """Add a project; refused when the name is taken."""
-    _free_name(tx, projects, "project", project.name, project.id)
+    free_name(tx, projects, "project", project.name, project.id)
     tx.execute(sa.insert(projects).values(_columns(project)))
 
 
@@ -111,7 +106,7 @@ def get_project(tx: Tx, project_id: str, *, lock: bool = False) -> Project:
     row = tx.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise NotFound(f"Could not find project: {project_id}.")
-    return _project(row)
+    return project_from(row)
 
 
 def list_projects(tx: Tx, *, name: str | None = None, enabled: bool | None = None) -> list[Project]:
@@ -121,13 +116,13 @@ def list_projects(tx: Tx, *, name: str | None = None, enabled: bool | None = Non
         query = query.where(projects.c.name == name)
     if enabled is not None:
         query = query.where(projects.c.enabled == enabled)
-    return [_project(row) for row in tx.execute(query)]
+    return [project_from(row) for row in tx.execute(query)]
 
 
 def update_project(tx: Tx, project_id: str, change: Callable[[Project], Project]) -> Project:
     """Change a project."""
     updated = change(get_project(tx, project_id, lock=True))
-    _free_name(tx, projects, "project", updated.name, project_id)
+    free_name(tx, projects, "project", updated.name, project_id)
     tx.execute(sa.update(projects).where(projects.c.id == project_id).values(_columns(updated)))
     changed(tx)
     return updated
@@ -159,24 +154,9 @@ def delete_project(tx: Tx, project_id: str) -> None:
     changed(tx)
 
 
-def projects_of(tx: Tx, user_id: str) -> list[Project]:
-    """The enabled projects in which a user has a role."""
-    query = (
-        sa.select(projects)
-        .where(
-            projects.c.id.in_(
-                sa.select(role_assignments.c.project_id).where(role_assignments.c.user_id == user_id)
-            ),
-            projects.c.enabled,
-        )
-        .order_by(projects.c.name)
-    )
-    return [_project(row) for row in tx.execute(query)]
-
-
 def create_user(tx: Tx, user: User) -> None:
     """Add a user; refused when the name is taken."""
-    _free_name(tx, users, "user", user.name, user.id)
+    free_name(tx, users, "user", user.name, user.id)
     tx.execute(sa.insert(users).values(_columns(user)))
 
 
@@ -203,7 +183,7 @@ def update_user(tx: Tx, user_id: str, change: Callable[[User], User]) -> User:
     """Change a user; a new password, or being disabled, ends all tokens made before."""
     before = get_user(tx, user_id, lock=True)
     after = change(before)
-    _free_name(tx, users, "user", after.name, user_id)
+    free_name(tx, users, "user", after.name, user_id)
     if after.password_hash != before.password_hash or (before.enabled and not after.enabled):
         after = msgspec.structs.replace(after, epoch=before.epoch + 1)
     tx.execute(sa.update(users).where(users.c.id == user_id).values(_columns(after)))
@@ -216,79 +196,6 @@ def delete_user(tx: Tx, user_id: str) -> None:
     get_user(tx, user_id)
     tx.execute(sa.delete(users).where(users.c.id == user_id))
     changed(tx)
-
-
-def list_roles(tx: Tx, *, name: str | None = None) -> list[Role]:
-    """All roles, by name."""
-    query = sa.select(roles).order_by(roles.c.name)
-    if name is not None:
-        query = query.where(roles.c.name == name)
-    return [Role(id=row.id, name=row.name) for row in tx.execute(query)]
-
-
-def get_role(tx: Tx, role_id: str) -> Role:
-    """A role by id."""
-    row = tx.execute(sa.select(roles).where(roles.c.id == role_id)).first()
-    if row is None:
-        raise NotFound(f"Could not find role: {role_id}.")
-    return Role(id=row.id, name=row.name)
-
-
-def grant(tx: Tx, user_id: str, project_id: str, role_id: str) -> None:
-    """Give a user a role in a project; again is no error."""
-    get_user(tx, user_id)
-    get_project(tx, project_id)
-    get_role(tx, role_id)
-    if not has_role(tx, user_id, project_id, role_id):
-        values = {"user_id": user_id, "project_id": project_id, "role_id": role_id}
-        tx.execute(sa.insert(role_assignments).values(values))
-        changed(tx)
-
-
-def revoke(tx: Tx, user_id: str, project_id: str, role_id: str) -> None:
-    """Take a role away; it counts from the next request on."""
-    if not has_role(tx, user_id, project_id, role_id):
-        raise NotFound(f"Could not find role assignment with role: {role_id}, user: {user_id}.")
-    tx.execute(sa.delete(role_assignments).where(*_match(user_id, project_id, role_id)))
-    changed(tx)
-
-
-def has_role(tx: Tx, user_id: str, project_id: str, role_id: str) -> bool:
-    """Whether exactly this assignment exists (implied roles do not count)."""
-    query = sa.select(role_assignments.c.role_id).where(*_match(user_id, project_id, role_id))
-    return tx.execute(query).first() is not None
-
-
-def _match(user_id: str, project_id: str, role_id: str) -> tuple[Any, ...]:
-    table = role_assignments.c
-    return table.user_id == user_id, table.project_id == project_id, table.role_id == role_id
-
-
-def list_assignments(
-    tx: Tx, *, user_id: str | None = None, project_id: str | None = None, role_id: str | None = None
-) -> list[Assignment]:
-    """Assignments that match all given ids."""
-    table = role_assignments.c
-    given = ((table.user_id, user_id), (table.project_id, project_id), (table.role_id, role_id))
-    conditions = [column == value for column, value in given if value is not None]
-    found = tx.execute(sa.select(role_assignments).where(*conditions)).all()
-    people = {key: get_user(tx, key) for key in {row.user_id for row in found}}
-    places = {key: get_project(tx, key) for key in {row.project_id for row in found}}
-    known = {role.id: role for role in list_roles(tx)}
-    return [
-        Assignment(user=people[row.user_id], project=places[row.project_id], role=known[row.role_id])
-        for row in found
-    ]
-
-
-def roles_in(tx: Tx, user_id: str, project_id: str) -> list[Role]:
-    """The roles that a user was given in a project."""
-    query = (
-        sa.select(roles)
-        .join(role_assignments, role_assignments.c.role_id == roles.c.id)
-        .where(role_assignments.c.user_id == user_id, role_assignments.c.project_id == project_id)
-    )
-    return [Role(id=row.id, name=row.name) for row in tx.execute(query.order_by(roles.c.name))]
 
 
 def bootstrap(
@@ -321,6 +228,7 @@ def _first_rows(tx: Tx, admin_hash: str, demo_hash: str | None, ids: Callable[[]
     demo = User(id=ids(), name="demo", password_hash=demo_hash or admin_hash)
     create_user(tx, admin)
     create_user(tx, demo)
-    grant(tx, admin.id, project_ids["admin"], role_ids["admin"])
-    grant(tx, admin.id, project_ids["demo"], role_ids["admin"])
-    grant(tx, demo.id, project_ids["demo"], role_ids["member"])
+    first = ((admin, "admin", "admin"), (admin, "demo", "admin"), (demo, "demo", "member"))
+    for user, project, role in first:
+        held = {"user_id": user.id, "project_id": project_ids[project], "role_id": role_ids[role]}
+        tx.execute(sa.insert(role_assignments).values(held))

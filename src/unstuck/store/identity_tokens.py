@@ -17,13 +17,10 @@ from unstuck.store.identity import (
     User,
     changed,
     get_project,
-    get_role,
     get_user,
-    list_assignments,
-    list_roles,
-    roles_in,
     user_from,
 )
+from unstuck.store.roles import get_role, held_in, list_assignments, list_roles
 from unstuck.store.schema.identity import (
     app_credentials,
     identity_state,
@@ -78,7 +75,7 @@ def _named(tx: Tx, names: tuple[str, ...]) -> list[Role]:
 
 def effective_roles(tx: Tx, user_id: str, project_id: str) -> list[Role]:
     """The roles of a user in a project, implied ones included."""
-    return _named(tx, implied(role.name for role in roles_in(tx, user_id, project_id)))
+    return _named(tx, implied(role.name for role in held_in(tx, user_id, project_id)))
 
 
 def project_scope(tx: Tx, user_id: str, *, project_id: str | None, name: str | None) -> Scope:
@@ -93,7 +90,7 @@ def project_scope(tx: Tx, user_id: str, *, project_id: str | None, name: str | N
 
 def domain_scope(tx: Tx, user_id: str) -> Scope:
     """The scope of the domain: for who is an administrator in some project."""
-    if not any(a.role.name == "admin" for a in list_assignments(tx, user_id=user_id)):
+    if not any(a.role.name == "admin" for a in list_assignments(tx, user_id=user_id, effective=True)):
         raise Unauthenticated("The user has no access to the requested domain.")
     return Scope(project=None, roles=_named(tx, implied({"admin"})))
 

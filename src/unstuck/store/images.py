@@ -9,14 +9,20 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge
-from unstuck.core.image import BootImage, Data, Image, for_boot, uploading, visible_to
+from unstuck.core.image import BootImage, Data, Image, for_boot, status, uploading, visible_to
 from unstuck.store import quotas, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.images import images
+from unstuck.store.schema.images import image_members, images
 
 # Compiled once: every create of a server looks up to three images up.
 _LIVE = sa.select(images).where(images.c.id == sa.bindparam("image"), images.c.deleted_wall.is_(None))
+_MEMBER = Prepared(
+    sa.select(image_members.c.status).where(
+        image_members.c.image_id == sa.bindparam("image"),
+        image_members.c.member_id == sa.bindparam("project"),
+    )
+)
 _ONE, _ONE_LOCKED = Prepared(_LIVE), Prepared(_LIVE.with_for_update())
 
 
@@ -40,7 +46,7 @@ def _image(row: Any) -> Image:
         tags=readable.read(_tags, row.tags, ()),
         properties=readable.read(_properties, row.properties, _UNREADABLE),
         data=data, upload_nonce=row.upload_nonce, upload_until=row.upload_until,
-        deleted_wall=row.deleted_wall,
+        deactivated=row.deactivated, deleted_wall=row.deleted_wall,
     )  # fmt: skip
 
 
@@ -79,9 +85,17 @@ def get_image(
     """An image that the project may see; 404 otherwise. ``lock``: until the transaction's end."""
     row = (_ONE_LOCKED if lock else _ONE).first(tx, image=image_id)
     image = None if row is None else _image(row)
-    if image is None or not visible_to(image, project_id, admin=admin):
+    if image is not None and visible_to(image, project_id, admin=admin):
+        return image
+    if image is None or not visible_to(
+        image, project_id, admin=False, member=_is_member(tx, image_id, project_id)
+    ):
         raise NotFound(f"No image found with ID {image_id}")
     return image
+
+
+def _is_member(tx: Tx, image_id: str, project_id: str | None) -> bool:
+    return _MEMBER.first(tx, image=image_id, project=project_id) is not None
 
 
 def own_image(tx: Tx, image_id: str, *, project_id: str | None, admin: bool = False) -> Image:
@@ -94,13 +108,22 @@ def own_image(tx: Tx, image_id: str, *, project_id: str | None, admin: bool = Fa
 
 def list_images(
     tx: Tx, *, project_id: str | None, admin: bool, ids: Collection[str] | None = None,
-    names: Collection[str] | None = None,
+    names: Collection[str] | None = None, member_status: str = "accepted",
 ) -> tuple[list[Image], float]:  # fmt: skip
-    """The images that the project may see, newest first, and the lease time that statuses depend on."""
+    """The images that the project may see, newest first, and the lease time that statuses depend on.
+
+    ``member_status``: which of the images that others share with it (``all``: any).
+    """
     query = sa.select(images).where(images.c.deleted_wall.is_(None))
     if not admin:
         query = query.where(
-            sa.or_(images.c.project_id == project_id, images.c.visibility.in_(("public", "community")))
+            sa.or_(
+                images.c.project_id == project_id,
+                images.c.visibility.in_(("public", "community")),
+                sa.and_(
+                    images.c.visibility == "shared", images.c.id.in_(_shared_with(project_id, member_status))
+                ),
+            )
         )
     if ids is not None:
         query = query.where(images.c.id.in_(list(ids)))
@@ -108,6 +131,11 @@ def list_images(
         query = query.where(images.c.name.in_(list(names)))
     rows = tx.execute(query.order_by(images.c.created.desc(), images.c.id.desc()))
     return [_image(row) for row in rows], tx.now.lease
+
+
+def _shared_with(project_id: str | None, member_status: str) -> sa.Select[Any]:
+    query = sa.select(image_members.c.image_id).where(image_members.c.member_id == project_id)
+    return query if member_status == "all" else query.where(image_members.c.status == member_status)
 
 
 def with_lease(tx: Tx, image_id: str, *, project_id: str | None, admin: bool = False) -> tuple[Image, float]:
@@ -141,10 +169,26 @@ def delete_image(tx: Tx, image_id: str, *, project_id: str | None, admin: bool =
         .where(images.c.id == image_id)
         .values(
             deleted_wall=tx.now.wall, data_name=None, size=None, virtual_size=None, checksum=None,
-            sha512=None, upload_nonce=None, upload_since=None, upload_until=None, properties="{}", tags="[]",
+            sha512=None, deactivated=False, upload_nonce=None, upload_since=None, upload_until=None,
+            properties="{}", tags="[]",
         )
     )  # fmt: skip
+    tx.execute(sa.delete(image_members).where(image_members.c.image_id == image_id))
     return image.data.name if image.data else None
+
+
+def set_active(tx: Tx, image_id: str, *, active: bool, project_id: str | None, admin: bool = False) -> None:
+    """Deactivate an image, or reactivate it; again is no error. 403 for one without data."""
+    image = own_image(tx, image_id, project_id=project_id, admin=admin)
+    if image.data is None:
+        what = "reactivate" if active else "deactivate"
+        raise Forbidden(f"Not allowed to {what} image in status '{status(image, tx.now.lease)}'")
+    if image.deactivated == active:
+        tx.execute(
+            sa.update(images)
+            .where(images.c.id == image_id)
+            .values(deactivated=not active, updated=tx.now.wall)
+        )
 
 
 def claim_upload(

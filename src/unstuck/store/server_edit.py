@@ -36,7 +36,8 @@ def update_server(
             raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
         made_of = msgspec.structs.replace(spec, hostname=hostname)
         values = {**values, "spec": msgspec.json.encode(made_of).decode()}
-    _write(tx, server_id, values)
+    if values:  # a request that names nothing is answered, and changes nothing
+        _write(tx, server_id, values)
     return show_server(tx, server_id, project_id)
 
 

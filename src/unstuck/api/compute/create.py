@@ -153,7 +153,7 @@ def _refuse_what_is_not_there(call: Call, body: CreateBody) -> None:
 def _asked(call: Call, new: NewServer, reservation: str) -> Asked:
     least, most = _counts(new)
     nics = _nics(call, new)
-    hostname = _hostname(new.hostname)
+    hostname = _hostname(call, new.hostname)
     if most > 1 and (hostname or any(nic.address for nic in nics)):
         raise bad_request("max_count: hostname and fixed_ip can be given for a single server only.")
     zone, host = _zone(call, new)
@@ -282,15 +282,18 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-def check_hostname(value: str) -> str:
-    """A host name that a user chose (from 2.90)."""
-    if len(value) > 63 or not _HOSTNAME.fullmatch(value):
+def check_hostname(call: Call, value: str) -> str:
+    """A host name that a user chose (from 2.90; from 2.94 it may be a fully qualified one)."""
+    qualified = call.version >= (2, 94)
+    labels = value.split(".")
+    wrong = len(value) > 255 or not all(0 < len(label) < 64 for label in labels)
+    if wrong or not _HOSTNAME.fullmatch(value) or (len(labels) > 1 and not qualified):
         raise bad_request(f"Invalid input for field hostname: {value[:70]!r} is not a host name.")
     return value
 
 
-def _hostname(value: str | UnsetType) -> str | None:
-    return None if isinstance(value, UnsetType) else check_hostname(value)
+def _hostname(call: Call, value: str | UnsetType) -> str | None:
+    return None if isinstance(value, UnsetType) else check_hostname(call, value)
 
 
 def check_user_data(value: str | None) -> str | None:

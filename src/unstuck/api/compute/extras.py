@@ -50,9 +50,15 @@ async def no_groups(_call: Call) -> Reply:
     return Reply({"server_groups": []})
 
 
+async def no_migrations(_call: Call) -> Reply:
+    """``GET /os-migrations``: no server ever moves."""
+    return Reply({"migrations": []})
+
+
 ROUTES: list[Route] = [
     route("GET", f"{BASE}/extensions", list_extensions, "authenticated"),
     route("GET", f"{BASE}/extensions/{{alias}}", show_extension, "authenticated"),
     route("GET", f"{BASE}/os-aggregates", no_aggregates, "admin"),
     route("GET", f"{BASE}/os-server-groups", no_groups, "reader"),
+    route("GET", f"{BASE}/os-migrations", no_migrations, "admin"),
 ]

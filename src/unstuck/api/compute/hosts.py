@@ -287,6 +287,32 @@ async def detail_zones(call: Call) -> Reply:
     return Reply({"availabilityZoneInfo": [zone]})
 
 
+async def list_old_hosts(call: Call) -> Reply:
+    """``GET /os-hosts`` (before 2.43)."""
+    found, zone = await call.store.run_read(list_hosts), call.query_params.get("zone")
+    rows = found.rows if zone in (None, "", ZONE) else ()
+    shown = [{"host_name": host.hostname, "service": "compute", "zone": ZONE} for host in rows]
+    return Reply({"hosts": shown})
+
+
+async def show_old_host(call: Call) -> Reply:
+    """``GET /os-hosts/{host}`` (before 2.43): what it has, and what its servers take."""
+    for host in (await call.store.run_read(list_hosts)).rows:
+        if host.hostname == call.params["host"]:
+            sums = _sizes([host])
+            lines = (
+                ("(total)", sums["vcpus"], sums["memory_mb"], sums["local_gb"]),
+                ("(used_now)", sums["vcpus_used"], sums["memory_mb_used"], sums["local_gb_used"]),
+            )
+            shown = [
+                {"resource": {"host": host.hostname, "project": what, "cpu": cpu, "memory_mb": ram,
+                              "disk_gb": disk}}
+                for what, cpu, ram, disk in lines
+            ]  # fmt: skip
+            return Reply({"host": shown})
+    raise not_found(f"Compute host {call.params['host'][:60]} could not be found.")
+
+
 _HYPER = f"{BASE}/os-hypervisors"
 _SERVICES = f"{BASE}/os-services"
 
@@ -307,4 +333,6 @@ ROUTES: list[Route] = [
     route("PUT", f"{_SERVICES}/{{id}}", update_service, "admin", body=ServiceBody, min_version=(2, 53)),
     route("GET", f"{BASE}/os-availability-zone", list_zones, "reader"),
     route("GET", f"{BASE}/os-availability-zone/detail", detail_zones, "admin"),
+    route("GET", f"{BASE}/os-hosts", list_old_hosts, "admin", max_version=(2, 42)),
+    route("GET", f"{BASE}/os-hosts/{{host}}", show_old_host, "admin", max_version=(2, 42)),
 ]

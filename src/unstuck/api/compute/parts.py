@@ -170,6 +170,18 @@ async def list_groups(call: Call) -> Reply:
     return Reply({"security_groups": [compute_group(item.project_id)] if item.addresses else []})
 
 
+async def show_password(call: Call) -> Reply:
+    """``GET /servers/{id}/os-server-password``: guests do not hand one over here."""
+    await _item(call)
+    return Reply({"password": ""})
+
+
+async def drop_password(call: Call) -> Reply:
+    """``DELETE /servers/{id}/os-server-password``: there is none to forget."""
+    await _item(call)
+    return Reply()
+
+
 _ONE = f"{BASE}/servers/{{id}}"
 _META = f"{_ONE}/metadata"
 _TAGS = f"{_ONE}/tags"
@@ -190,4 +202,6 @@ ROUTES: list[Route] = [
     route("GET", f"{_ONE}/ips", list_ips, "reader"),
     route("GET", f"{_ONE}/ips/{{network}}", show_ips, "reader"),
     route("GET", f"{_ONE}/os-security-groups", list_groups, "reader"),
+    route("GET", f"{_ONE}/os-server-password", show_password, "reader"),
+    route("DELETE", f"{_ONE}/os-server-password", drop_password, "member", status=204),
 ]

@@ -63,10 +63,8 @@ async def update(call: Call) -> Reply:
     asked: Changes = call.body.server
     gate(call, "description", asked.description, (2, 19))
     gate(call, "hostname", asked.hostname, (2, 90))
-    hostname = None if isinstance(asked.hostname, UnsetType) else check_hostname(asked.hostname)
+    hostname = None if isinstance(asked.hostname, UnsetType) else check_hostname(call, asked.hostname)
     values = _columns(asked)
-    if not values and hostname is None:
-        raise bad_request("Invalid input for field server: there is nothing to change.")
     shown = await call.store.run(store.update_server, call.params["id"], scope(call), values, hostname)
     return Reply({"server": update_view(call, shown.item, shown.now)})
 

@@ -14,7 +14,7 @@ from unstuck.api.identity.people import DOMAIN, DOMAIN_ROW, authenticator, proje
 from unstuck.api.identity.tokens import Claim, new_audit_id, sign
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
 from unstuck.core.time import iso_micros
-from unstuck.store import identity, identity_tokens
+from unstuck.store import identity, identity_tokens, roles
 from unstuck.store.engine import Tx
 
 
@@ -162,7 +162,7 @@ def _claim(tx: Tx, proven: Proven, scope: ScopeBody | str | None, seconds: float
         project_id, domain_id = _scope(tx, proven.user, scope)
     elif scope is None and proven.user.default_project_id is not None:
         default = proven.user.default_project_id
-        held = {item.id for item in identity.projects_of(tx, proven.user.id)}
+        held = {item.id for item in roles.projects_of(tx, proven.user.id)}
         project_id = default if default in held else None
     return Claim(
         user_id=proven.user.id, epoch=proven.user.epoch, project_id=project_id, domain_id=domain_id,
@@ -258,7 +258,7 @@ async def delete_token(call: Call) -> Reply:
 
 async def auth_projects(call: Call) -> Reply:
     """``GET /v3/auth/projects``: what the caller may take as scope."""
-    found = await call.store.run_read(identity.projects_of, call.token.user_id)
+    found = await call.store.run_read(roles.projects_of, call.token.user_id)
     return collection(call, "projects", [project_json(call, item) for item in found])
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from unstuck.api.errors import not_found
+from unstuck.api.errors import forbidden, not_found
 from unstuck.api.routes import Call, Query, Reply, Route, route
 
 _SPACE: Final = uuid.UUID("6e1c2f3a-52b5-4c0e-9d55-0d4f2c7a9b11")
@@ -148,6 +148,21 @@ async def show_region(call: Call) -> Reply:
     return _one([_region(call)], "region", call.params["id"])
 
 
+async def refuse(_call: Call) -> Reply:
+    """Every change to the catalog."""
+    raise forbidden("The catalog is built in: services, endpoints and regions cannot be changed.")
+
+
+def _read_only(name: str) -> list[Route]:
+    path = f"{_V3}/{name}"
+    return [
+        route("POST", path, refuse, "admin"),
+        route("PATCH", f"{path}/{{id}}", refuse, "admin"),
+        route("PUT", f"{path}/{{id}}", refuse, "admin"),
+        route("DELETE", f"{path}/{{id}}", refuse, "admin"),
+    ]
+
+
 _V3: Final = "/identity/v3"
 ROUTES: list[Route] = [
     route("GET", f"{_V3}/auth/catalog", show_catalog, "authenticated"),
@@ -157,4 +172,7 @@ ROUTES: list[Route] = [
     route("GET", f"{_V3}/endpoints/{{id}}", show_endpoint, "admin"),
     route("GET", f"{_V3}/regions", list_regions, "authenticated"),
     route("GET", f"{_V3}/regions/{{id}}", show_region, "authenticated"),
+    *_read_only("services"),
+    *_read_only("endpoints"),
+    *_read_only("regions"),
 ]

@@ -12,7 +12,8 @@ from unstuck.api.identity.people import authenticator, check_name, check_passwor
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
 from unstuck.core.errors import NotFound
 from unstuck.core.time import iso_micros
-from unstuck.store import identity, identity_tokens
+from unstuck.store import identity_tokens
+from unstuck.store import roles as role_rows
 from unstuck.store.engine import Tx
 from unstuck.store.identity import Role
 from unstuck.store.identity_tokens import AppCredential
@@ -55,7 +56,7 @@ def _expiry(text: str | None) -> float | None:
 def _role_ids(tx: Tx, call: Call, wanted: list[RoleRef] | None) -> list[str]:
     if not wanted:
         return list(call.token.role_ids)
-    by_name = {role.name: role.id for role in identity.list_roles(tx)}
+    by_name = {role.name: role.id for role in role_rows.list_roles(tx)}
     found = []
     for ref in wanted:
         role_id = ref.id or by_name.get(ref.name or "")
@@ -89,7 +90,9 @@ async def create(call: Call) -> Reply:
     _may_manage(call)
     check_name("application_credential", wanted.name, 255)
     if wanted.access_rules:
-        raise bad_request("application_credential.access_rules are not supported.")
+        raise bad_request(
+            "application_credential.access_rules: they are not supported; limit a credential by its roles."
+        )
     secret = check_password(wanted.secret) if wanted.secret is not None else secrets.token_urlsafe(48)
     expires_at = _expiry(wanted.expires_at)
     hashed = await authenticator(call).passwords.hash(secret)
@@ -110,7 +113,7 @@ async def create(call: Call) -> Reply:
 
 
 def _with_roles(tx: Tx, items: list[AppCredential]) -> list[tuple[AppCredential, list[Role]]]:
-    known = {role.id: role for role in identity.list_roles(tx)}
+    known = {role.id: role for role in role_rows.list_roles(tx)}
     return [(item, [known[key] for key in item.role_ids if key in known]) for item in items]
 
 
@@ -147,10 +150,17 @@ async def delete(call: Call) -> Reply:
     return Reply()
 
 
+async def no_access_rules(call: Call) -> Reply:
+    """``GET /v3/users/{user}/access_rules``: credentials are limited by roles alone, so there are none."""
+    self_or_admin(call, call.params["user"])
+    return collection(call, "access_rules", [])
+
+
 _PATH: Final = "/identity/v3/users/{user}/application_credentials"
 ROUTES: list[Route] = [
     route("POST", _PATH, create, "authenticated", body=CredentialBody, status=201),
     route("GET", _PATH, index, "authenticated", query=CredentialQuery),
     route("GET", f"{_PATH}/{{id}}", show, "authenticated"),
+    route("GET", "/identity/v3/users/{user}/access_rules", no_access_rules, "authenticated"),
     route("DELETE", f"{_PATH}/{{id}}", delete, "authenticated", status=204),
 ]

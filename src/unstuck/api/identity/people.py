@@ -8,6 +8,7 @@ from unstuck.api.errors import bad_request, forbidden, not_found
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.identity.passwords import MAX_LENGTH
 from unstuck.api.routes import Call
+from unstuck.store.groups import Group
 from unstuck.store.identity import Project, Role, User
 
 DOMAIN: Final = "default"
@@ -55,10 +56,18 @@ def user_json(call: Call, user: User) -> dict[str, Any]:
     return body
 
 
+def group_json(call: Call, group: Group) -> dict[str, Any]:
+    """A group as keystone writes it."""
+    return {
+        "id": group.id, "name": group.name, "description": group.description, "domain_id": DOMAIN,
+        "links": _links(call, f"groups/{group.id}"),
+    }  # fmt: skip
+
+
 def role_json(call: Call, role: Role) -> dict[str, Any]:
     """A role as keystone writes it."""
     return {
-        "id": role.id, "name": role.name, "domain_id": None, "description": None, "options": {},
+        "id": role.id, "name": role.name, "domain_id": None, "description": role.description, "options": {},
         "links": _links(call, f"roles/{role.id}"),
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from unstuck.api.identity.people import (
     self_or_admin,
 )
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
-from unstuck.store import identity
+from unstuck.store import identity, roles
 from unstuck.store.engine import Tx
 from unstuck.store.identity import Project
 
@@ -38,6 +39,10 @@ class ProjectFields(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
+MAX_TAGS: Final = 80
+_TAG: Final = re.compile(r"[^/,]{1,255}")
+
+
 class ProjectBody(Body, frozen=True):
     project: dict[str, Any]
 
@@ -48,6 +53,42 @@ class ProjectQuery(Query, frozen=True):
     domain_id: str | None = None
     parent_id: str | None = None
     is_domain: str | None = None
+    tags: str | None = None
+    tags_any: str | None = msgspec.field(name="tags-any", default=None)
+    not_tags: str | None = msgspec.field(name="not-tags", default=None)
+    not_tags_any: str | None = msgspec.field(name="not-tags-any", default=None)
+
+
+def check_tags(tags: list[str]) -> list[str]:
+    """Tags, each once and in the order given; 400 for what is none."""
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise bad_request(f"tags: {tag[:60]!r} must have 1 to 255 characters without , and /.")
+    unique = list(dict.fromkeys(tags))
+    if len(unique) > MAX_TAGS:
+        raise bad_request(f"tags: a project has at most {MAX_TAGS} tags.")
+    return unique
+
+
+def tags_of(project: Project) -> list[str]:
+    """A project's tags, which are kept with what else callers want kept of it."""
+    found: list[str] = project.extra.get("tags", [])
+    return found
+
+
+def _tagged(project: Project, wanted: ProjectQuery) -> bool:
+    """Whether a project passes the filters by tag."""
+    have = set(tags_of(project))
+
+    def words(text: str) -> set[str]:
+        return set(text.split(","))
+
+    return (
+        (wanted.tags is None or words(wanted.tags) <= have)
+        and (wanted.tags_any is None or bool(words(wanted.tags_any) & have))
+        and (wanted.not_tags is None or not words(wanted.not_tags) <= have)
+        and (wanted.not_tags_any is None or not words(wanted.not_tags_any) & have)
+    )
 
 
 def flag(name: str, text: str | None) -> bool | None:
@@ -84,6 +125,8 @@ def _changed(project: Project, given: dict[str, Any]) -> Project:
     if known.enabled is not msgspec.UNSET:
         changes["enabled"] = known.enabled
     more = extras(given, {"name", "description", "enabled", *_READ_ONLY})
+    if not isinstance(known.tags, msgspec.UnsetType):
+        more["tags"] = check_tags(known.tags)
     return msgspec.structs.replace(project, extra={**project.extra, **more}, **changes)
 
 
@@ -104,24 +147,28 @@ async def list_projects(call: Call) -> Reply:
     found: list[Project] = []
     if wanted.domain_id in (None, DOMAIN) and wanted.parent_id in (None, DOMAIN) and not is_domain:
         found = await call.store.run_read(identity.list_projects, name=wanted.name, enabled=enabled)
+    found = [item for item in found if _tagged(item, wanted)]
     return collection(call, "projects", [project_json(call, item) for item in found])
 
 
 def _readable(tx: Tx, user_id: str, project_id: str) -> Project | None:
-    found = [item for item in identity.projects_of(tx, user_id) if item.id == project_id]
+    found = [item for item in roles.projects_of(tx, user_id) if item.id == project_id]
     return found[0] if found else None
 
 
-async def show_project(call: Call) -> Reply:
-    """``GET /v3/projects/{id}``: administrators, and users with a role there."""
-    project_id = call.params["id"]
+async def readable_project(call: Call, project_id: str) -> Project:
+    """A project, for administrators and for users with a role there; 403 for others."""
     if call.is_admin:
-        project = await call.store.run_read(identity.get_project, project_id)
-        return Reply({"project": project_json(call, project)})
+        return await call.store.run_read(identity.get_project, project_id)
     own = await call.store.run_read(_readable, call.token.user_id, project_id)
     if own is None:
         raise forbidden()
-    return Reply({"project": project_json(call, own)})
+    return own
+
+
+async def show_project(call: Call) -> Reply:
+    """``GET /v3/projects/{id}``."""
+    return Reply({"project": project_json(call, await readable_project(call, call.params["id"]))})
 
 
 async def update_project(call: Call) -> Reply:
@@ -142,7 +189,7 @@ async def delete_project(call: Call) -> Reply:
 async def user_projects(call: Call) -> Reply:
     """``GET /v3/users/{id}/projects``."""
     self_or_admin(call, call.params["id"])
-    found = await call.store.run_read(identity.projects_of, call.params["id"])
+    found = await call.store.run_read(roles.projects_of, call.params["id"])
     return collection(call, "projects", [project_json(call, item) for item in found])
 
 
@@ -159,6 +206,11 @@ async def show_domain(call: Call) -> Reply:
     return Reply({"domain": domain_json(call)})
 
 
+async def refuse_domains(_call: Call) -> Reply:
+    """Every change to domains."""
+    raise forbidden("There is one domain, default, and it cannot be changed: use projects.")
+
+
 _PROJECTS: Final = "/identity/v3/projects"
 ROUTES: list[Route] = [
     route("POST", _PROJECTS, create_project, "admin", body=ProjectBody, status=201),
@@ -169,4 +221,7 @@ ROUTES: list[Route] = [
     route("GET", "/identity/v3/users/{id}/projects", user_projects, "authenticated"),
     route("GET", "/identity/v3/domains", list_domains, "admin"),
     route("GET", "/identity/v3/domains/{id}", show_domain, "authenticated"),
+    route("POST", "/identity/v3/domains", refuse_domains, "admin"),
+    route("PATCH", "/identity/v3/domains/{id}", refuse_domains, "admin"),
+    route("DELETE", "/identity/v3/domains/{id}", refuse_domains, "admin"),
 ]

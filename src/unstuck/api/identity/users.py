@@ -1,4 +1,4 @@
-"""Users, roles, and who has which role where."""
+"""Users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from unstuck.api.identity.people import (
     check_name,
     check_password,
     extras,
-    role_json,
     self_or_admin,
     user_json,
 )
@@ -23,8 +22,7 @@ from unstuck.api.identity.projects import fields, flag
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
 from unstuck.core.errors import NotFound
 from unstuck.store import identity
-from unstuck.store.engine import Tx
-from unstuck.store.identity import Assignment, Role, User
+from unstuck.store.identity import User
 
 _OWN: Final = {
     "id", "links", "domain_id", "name", "password", "enabled", "default_project_id", "password_expires_at",
@@ -62,16 +60,6 @@ class UserQuery(Query, frozen=True):
     name: str | None = None
     enabled: str | None = None
     domain_id: str | None = None
-
-
-class AssignmentQuery(Query, frozen=True):
-    user_id: str | None = msgspec.field(name="user.id", default=None)
-    project_id: str | None = msgspec.field(name="scope.project.id", default=None)
-    role_id: str | None = msgspec.field(name="role.id", default=None)
-    group_id: str | None = msgspec.field(name="group.id", default=None)
-    scope_domain: str | None = msgspec.field(name="scope.domain.id", default=None)
-    scope_system: str | None = msgspec.field(name="scope.system", default=None)
-    include_names: str | None = None
 
 
 def _changed(user: User, given: dict[str, Any], known: UserFields, password_hash: str | None) -> User:
@@ -164,89 +152,7 @@ async def change_password(call: Call) -> Reply:
     return Reply()
 
 
-async def list_roles(call: Call) -> Reply:
-    """``GET /v3/roles``."""
-    found = await call.store.run_read(identity.list_roles, name=call.query_params.get("name"))
-    if call.query_params.get("domain_id") is not None:
-        found = []
-    return collection(call, "roles", [role_json(call, item) for item in found])
-
-
-async def show_role(call: Call) -> Reply:
-    """``GET /v3/roles/{id}``."""
-    role = await call.store.run_read(identity.get_role, call.params["id"])
-    return Reply({"role": role_json(call, role)})
-
-
-def _in_project(tx: Tx, user_id: str, project_id: str) -> list[Role]:
-    identity.get_user(tx, user_id)
-    identity.get_project(tx, project_id)
-    return identity.roles_in(tx, user_id, project_id)
-
-
-async def user_roles(call: Call) -> Reply:
-    """``GET /v3/projects/{project}/users/{user}/roles``."""
-    found = await call.store.run_read(_in_project, call.params["user"], call.params["project"])
-    return collection(call, "roles", [role_json(call, item) for item in found])
-
-
-def _ids(call: Call) -> tuple[str, str, str]:
-    return call.params["user"], call.params["project"], call.params["role"]
-
-
-async def grant(call: Call) -> Reply:
-    """``PUT …/roles/{role}``."""
-    await call.store.run(identity.grant, *_ids(call))
-    return Reply()
-
-
-async def revoke(call: Call) -> Reply:
-    """``DELETE …/roles/{role}``."""
-    await call.store.run(identity.revoke, *_ids(call))
-    return Reply()
-
-
-async def check_grant(call: Call) -> Reply:
-    """``GET`` and ``HEAD …/roles/{role}``: 204 or 404."""
-    if not await call.store.run_read(identity.has_role, *_ids(call)):
-        raise NotFound("Could not find the role assignment.")
-    return Reply()
-
-
-def _assignment_json(call: Call, item: Assignment, *, names: bool) -> dict[str, Any]:
-    domain = {"domain": {"id": DOMAIN, "name": "Default"}}
-    role: dict[str, Any] = {"id": item.role.id}
-    user: dict[str, Any] = {"id": item.user.id}
-    project: dict[str, Any] = {"id": item.project.id}
-    if names:
-        role |= {"name": item.role.name}
-        user |= {"name": item.user.name, **domain}
-        project |= {"name": item.project.name, **domain}
-    path = f"/identity/v3/projects/{item.project.id}/users/{item.user.id}/roles/{item.role.id}"
-    scope = {"project": project}
-    return {"role": role, "user": user, "scope": scope, "links": {"assignment": call.url(path)}}
-
-
-async def list_assignments(call: Call) -> Reply:
-    """``GET /v3/role_assignments``."""
-    wanted: AssignmentQuery = call.query
-    found: list[Assignment] = []
-    if wanted.group_id is None and wanted.scope_domain is None and wanted.scope_system is None:
-        found = await call.store.run_read(
-            identity.list_assignments,
-            user_id=wanted.user_id, project_id=wanted.project_id, role_id=wanted.role_id,
-        )  # fmt: skip
-    names = flag("include_names", wanted.include_names) or False
-    return collection(call, "role_assignments", [_assignment_json(call, item, names=names) for item in found])
-
-
-async def no_groups(call: Call) -> Reply:
-    """``GET /v3/groups``: there are none."""
-    return collection(call, "groups", [])
-
-
 _V3: Final = "/identity/v3"
-_USER_ROLES: Final = f"{_V3}/projects/{{project}}/users/{{user}}/roles"
 ROUTES: list[Route] = [
     route("POST", f"{_V3}/users", create_user, "admin", body=UserBody, status=201),
     route("GET", f"{_V3}/users", list_users, "admin", query=UserQuery),
@@ -254,13 +160,4 @@ ROUTES: list[Route] = [
     route("PATCH", f"{_V3}/users/{{id}}", update_user, "admin", body=UserBody),
     route("DELETE", f"{_V3}/users/{{id}}", delete_user, "admin", status=204),
     route("POST", f"{_V3}/users/{{id}}/password", change_password, "public", body=PasswordBody, status=204),
-    route("GET", f"{_V3}/users/{{id}}/groups", no_groups, "authenticated"),
-    route("GET", f"{_V3}/groups", no_groups, "admin"),
-    route("GET", f"{_V3}/roles", list_roles, "admin"),
-    route("GET", f"{_V3}/roles/{{id}}", show_role, "admin"),
-    route("GET", _USER_ROLES, user_roles, "admin"),
-    route("PUT", f"{_USER_ROLES}/{{role}}", grant, "admin", status=204),
-    route("GET", f"{_USER_ROLES}/{{role}}", check_grant, "admin", status=204),
-    route("DELETE", f"{_USER_ROLES}/{{role}}", revoke, "admin", status=204),
-    route("GET", f"{_V3}/role_assignments", list_assignments, "admin", query=AssignmentQuery),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from unstuck.api.image.images import ROUTES
+from unstuck.api.image import images, members
+from unstuck.api.routes import Route
 
-__all__ = ["ROUTES"]
+ROUTES: list[Route] = [*images.ROUTES, *members.ROUTES]

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from unstuck.api.context import Settings
-from unstuck.api.errors import ApiError, bad_request, conflict
+from unstuck.api.errors import ApiError, bad_request, conflict, forbidden
 from unstuck.api.routes import Call, Reply
 from unstuck.blobs import images as files
 from unstuck.blobs.inspect import inspect_image
@@ -148,6 +148,8 @@ async def download(call: Call) -> Reply:
     )
     if image.data is None:
         return Reply(status=204)
+    if image.deactivated and not call.is_admin:
+        raise forbidden("The requested image has been deactivated. Image data download is forbidden.")
     data, path = image.data, files.open_path(call.app.settings.state_dir, image.data.name)
     if not await asyncio.to_thread(path.is_file):
         log.error("image data is missing", image=image.id, path=str(path))

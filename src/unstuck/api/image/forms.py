@@ -9,7 +9,7 @@ import msgspec
 
 from unstuck.api.context import Token
 from unstuck.api.errors import ApiError, bad_request, conflict, forbidden
-from unstuck.core.image import CONTAINER_FORMATS, DISK_FORMATS, VISIBILITIES, Image, status
+from unstuck.core.image import CONTAINER_FORMATS, DISK_FORMATS, MEMBER_STATUSES, VISIBILITIES, Image, status
 from unstuck.core.time import iso_seconds
 
 READ_ONLY: Final = frozenset({
@@ -20,6 +20,7 @@ _BASE: Final = frozenset({
     "id", "name", "visibility", "protected", "os_hidden", "disk_format", "container_format", "min_disk",
     "min_ram", "tags", "owner",
 })  # fmt: skip
+_RESERVED: Final = "os_glance"
 _MAX_PROPERTIES: Final = 128
 _MAX_TAGS: Final = 128
 _MAX_VALUE: Final = 65_535
@@ -70,6 +71,8 @@ def _properties(given: dict[str, Any]) -> dict[str, str]:
     for name, value in given.items():
         if name in READ_ONLY:
             raise forbidden(f"Attribute '{name}' is read-only.")
+        if name.startswith(_RESERVED):
+            raise forbidden(f"Attribute '{name[:255]}' is reserved.")
         if not name or len(name) > 255:
             raise bad_request("Names of properties have 1 to 255 characters.")
         if not isinstance(value, str) or len(value) > _MAX_VALUE:
@@ -215,4 +218,16 @@ def image_schema() -> dict[str, Any]:
         },
         "additionalProperties": text,
         "links": [{"href": "{self}", "rel": "self"}, {"href": "{file}", "rel": "enclosure"}],
+    }  # fmt: skip
+
+
+def member_schema() -> dict[str, Any]:
+    """A JSON schema of a member."""
+    text = _schema_of("string")
+    return {
+        "name": "member",
+        "properties": {
+            "member_id": text, "image_id": text, "created_at": text, "updated_at": text, "schema": text,
+            "status": _schema_of("string", enum=list(MEMBER_STATUSES)),
+        },
     }  # fmt: skip

@@ -10,7 +10,7 @@ import msgspec
 from unstuck.api.context import Token
 from unstuck.api.errors import ApiError, bad_request, not_found
 from unstuck.api.image.data import download, upload
-from unstuck.api.image.forms import Operation, image_json, image_schema, new_image, patched
+from unstuck.api.image.forms import Operation, image_json, image_schema, member_schema, new_image, patched
 from unstuck.api.image.listing import Filters, list_images
 from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Call, Reply, Route, route
@@ -18,9 +18,8 @@ from unstuck.blobs import images as files
 from unstuck.core.image import Image
 from unstuck.store import images as rows
 
-_PATCH_TYPES: Final = frozenset({
-    "application/openstack-images-v2.1-json-patch", "application/openstack-images-v2.0-json-patch",
-})  # fmt: skip
+_OLD_PATCH: Final = "application/openstack-images-v2.0-json-patch"
+_PATCH_TYPES: Final = frozenset({"application/openstack-images-v2.1-json-patch", _OLD_PATCH})
 _OPERATIONS: Final = msgspec.json.Decoder(list[Operation])
 
 
@@ -43,6 +42,20 @@ async def show_image(call: Call) -> Reply:
     return Reply(image_json(*found))
 
 
+def _old_operations(data: bytes) -> list[Operation]:
+    """The 2.0 form of a patch: ``{"replace": "/name", "value": "x"}``."""
+    found = []
+    for step in msgspec.json.decode(data, type=list[dict[str, Any]]):
+        names = [name for name in step if name in ("add", "replace", "remove")]
+        if len(names) != 1 or not isinstance(step[names[0]], str) or set(step) - {names[0], "value"}:
+            raise bad_request(
+                "Each step of a patch needs exactly one of add, replace and remove with a path."
+            )
+        value = step.get("value", msgspec.UNSET)
+        found.append(Operation(op=names[0], path=step[names[0]], value=value))
+    return found
+
+
 async def patch_image(call: Call) -> Reply:
     """``PATCH /v2/images/{id}`` with a JSON patch."""
     kind = call.http.headers.get("content-type", "").partition(";")[0].strip()
@@ -51,7 +64,8 @@ async def patch_image(call: Call) -> Reply:
     data = await read_body(call.http, call.app.settings)
     if not data:
         raise bad_request("A JSON body is required.")
-    operations: list[Operation] = checked(lambda: _OPERATIONS.decode(data), data)
+    decode = _old_operations if kind == _OLD_PATCH else _OPERATIONS.decode
+    operations: list[Operation] = checked(lambda: decode(data), data)
     token = call.token
     changed = await call.store.run(
         rows.update_image, call.params["id"], lambda image: patched(image, operations, token), **_who(token)
@@ -94,10 +108,16 @@ async def remove_tag(call: Call) -> Reply:
     return Reply()
 
 
-async def list_members(call: Call) -> Reply:
-    """``GET /v2/images/{id}/members``: images are not shared with single projects."""
-    await call.store.run_read(rows.with_lease, call.params["id"], **_who(call.token))
-    return Reply({"members": [], "schema": "/v2/schemas/members"})
+async def deactivate(call: Call) -> Reply:
+    """``POST /v2/images/{id}/actions/deactivate``: nobody may read it or boot from it any more."""
+    await call.store.run(rows.set_active, call.params["id"], active=False, **_who(call.token))
+    return Reply()
+
+
+async def reactivate(call: Call) -> Reply:
+    """``POST /v2/images/{id}/actions/reactivate``."""
+    await call.store.run(rows.set_active, call.params["id"], active=True, **_who(call.token))
+    return Reply()
 
 
 async def show_image_schema(_call: Call) -> Reply:
@@ -110,6 +130,17 @@ async def show_images_schema(_call: Call) -> Reply:
     links = [{"rel": "first", "href": "{first}"}, {"rel": "next", "href": "{next}"}]
     properties = {"images": {"type": "array", "items": image_schema()}, "first": {"type": "string"}}
     return Reply({"name": "images", "properties": properties, "links": links})
+
+
+async def show_member_schema(_call: Call) -> Reply:
+    """``GET /v2/schemas/member``."""
+    return Reply(member_schema())
+
+
+async def show_members_schema(_call: Call) -> Reply:
+    """``GET /v2/schemas/members``."""
+    members = {"type": "array", "items": member_schema()}
+    return Reply({"name": "members", "properties": {"members": members, "schema": {"type": "string"}}})
 
 
 async def import_info(_call: Call) -> Reply:
@@ -130,8 +161,11 @@ ROUTES: list[Route] = [
     route("GET", f"{_ONE}/file", download, "reader"),
     route("PUT", f"{_ONE}/tags/{{tag}}", add_tag, "member", status=204),
     route("DELETE", f"{_ONE}/tags/{{tag}}", remove_tag, "member", status=204),
-    route("GET", f"{_ONE}/members", list_members, "reader"),
+    route("POST", f"{_ONE}/actions/deactivate", deactivate, "member", status=204),
+    route("POST", f"{_ONE}/actions/reactivate", reactivate, "member", status=204),
     route("GET", "/image/v2/schemas/image", show_image_schema, "authenticated"),
     route("GET", "/image/v2/schemas/images", show_images_schema, "authenticated"),
+    route("GET", "/image/v2/schemas/member", show_member_schema, "authenticated"),
+    route("GET", "/image/v2/schemas/members", show_members_schema, "authenticated"),
     route("GET", "/image/v2/info/import", import_info, "authenticated"),
 ]

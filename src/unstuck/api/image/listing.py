@@ -15,7 +15,7 @@ from unstuck.api.context import Token
 from unstuck.api.errors import bad_request
 from unstuck.api.image.forms import image_json
 from unstuck.api.routes import Call, Query, Reply
-from unstuck.core.image import Image
+from unstuck.core.image import MEMBER_STATUSES, Image
 from unstuck.store import images as rows
 
 _SORTABLE: Final = frozenset({
@@ -112,6 +112,13 @@ def _matcher(call: Call, filters: Filters) -> Callable[[dict[str, Any]], bool]:
     return matches
 
 
+def _member_status(filters: Filters) -> str:
+    wanted = filters.member_status or "accepted"
+    if wanted not in (*MEMBER_STATUSES, "all"):
+        raise bad_request(f"member_status: {wanted[:40]!r} is not one of {', '.join(MEMBER_STATUSES)}, all.")
+    return wanted
+
+
 def _own(item: dict[str, Any], token: Token) -> bool:
     return bool(item["owner"] == token.project_id)
 
@@ -148,6 +155,7 @@ async def list_images(call: Call) -> Reply:
     order = _order(filters)
     found, lease_now = await call.store.run_read(
         rows.list_images, project_id=call.token.project_id, admin=call.is_admin,
+        member_status=_member_status(filters),
         ids=None if ids is None else one_or_many("id", ids),
         names=None if names is None else one_or_many("name", names),
     )  # fmt: skip

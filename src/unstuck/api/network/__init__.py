@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from unstuck.api.errors import forbidden, not_found
-from unstuck.api.network.groups import network_group, network_rules
+from unstuck.api.errors import conflict, forbidden, not_found
+from unstuck.api.network.groups import group_id, network_group, network_rules
 from unstuck.api.network.lists import chosen, listed
 from unstuck.api.network.views import network_view, port_view, subnet_view
-from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.api.routes import Call, Handler, Reply, Route, route
+from unstuck.store import identity, quotas
 from unstuck.store import network_lists as store
-from unstuck.store import quotas
 
 BASE: Final = "/networking/v2.0"
 MAX_NICS: Final = 16
@@ -117,8 +117,30 @@ async def refuse(_call: Call) -> Reply:
     )
 
 
-def _collection(name: str, one: str, kind: str, items: Items) -> list[Route]:
-    """List and show of a resource, and the refusal of all changes to it."""
+async def reset_group(call: Call) -> Reply:
+    """``DELETE /security-groups/{id}``: a project's default group is there again at once, as in neutron.
+
+    So there is nothing to do but to say whether it may be asked for.
+    """
+    wanted = call.params["id"]
+    owners = await call.store.run_read(identity.list_projects)
+    owner = next((project.id for project in owners if group_id(project.id) == wanted), None)
+    if owner is None or (not call.is_admin and owner != call.project_id):
+        raise not_found(f"Security group {wanted[:64]} does not exist", kind="SecurityGroupNotFound")
+    if not call.is_admin:
+        raise conflict(
+            "Insufficient rights for removing default security group.",
+            kind="SecurityGroupCannotRemoveDefault",
+        )
+    if await call.store.run_read(store.list_ports, owner):
+        raise conflict(f"Security Group {wanted} in use.", kind="SecurityGroupInUse")
+    return Reply()
+
+
+def _collection(
+    name: str, one: str, kind: str, items: Items, *, delete: Handler = refuse, role: str = "reader"
+) -> list[Route]:
+    """List and show of a resource, and the refusal of changes to it."""
     path = f"{BASE}/{name}"
     members, member = name.replace("-", "_"), one
 
@@ -136,7 +158,7 @@ def _collection(name: str, one: str, kind: str, items: Items) -> list[Route]:
         route("GET", f"{path}/{{id}}", show, "reader"),
         route("POST", path, refuse, "reader"),
         route("PUT", f"{path}/{{id}}", refuse, "reader"),
-        route("DELETE", f"{path}/{{id}}", refuse, "reader"),
+        route("DELETE", f"{path}/{{id}}", delete, role, status=204),
     ]
 
 
@@ -146,7 +168,9 @@ ROUTES: list[Route] = [
     *_collection("networks", "network", "Network", _networks),
     *_collection("subnets", "subnet", "Subnet", _subnets),
     *_collection("ports", "port", "Port", _ports),
-    *_collection("security-groups", "security_group", "SecurityGroup", _groups),
+    *_collection(
+        "security-groups", "security_group", "SecurityGroup", _groups, delete=reset_group, role="member"
+    ),
     *_collection("security-group-rules", "security_group_rule", "SecurityGroupRule", _rules),
     *_collection("floatingips", "floatingip", "FloatingIP", _nothing),
     *_collection("routers", "router", "Router", _nothing),

@@ -47,6 +47,34 @@ roles = sa.Table(
     metadata,
     sa.Column("id", Id, primary_key=True),
     sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("description", sa.Text),
+    sa.CheckConstraint("name <> ''", name="name_given"),
+)
+
+groups = sa.Table(
+    "groups",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.CheckConstraint("name <> ''", name="name_given"),
+)
+
+group_members = sa.Table(
+    "group_members",
+    metadata,
+    sa.Column("group_id", Id, sa.ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("user_id", Id, sa.ForeignKey("users.id", ondelete="CASCADE"), primary_key=True, index=True),
+)
+
+group_role_assignments = sa.Table(
+    "group_role_assignments",
+    metadata,
+    sa.Column("group_id", Id, sa.ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "project_id", Id, sa.ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True, index=True
+    ),
+    sa.Column("role_id", Id, sa.ForeignKey("roles.id", ondelete="CASCADE"), primary_key=True),
 )
 
 role_assignments = sa.Table(
@@ -56,7 +84,7 @@ role_assignments = sa.Table(
     sa.Column(
         "project_id", Id, sa.ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True, index=True
     ),
-    sa.Column("role_id", Id, sa.ForeignKey("roles.id"), primary_key=True),
+    sa.Column("role_id", Id, sa.ForeignKey("roles.id", ondelete="CASCADE"), primary_key=True),
 )
 
 app_credentials = sa.Table(

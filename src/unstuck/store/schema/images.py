@@ -28,6 +28,7 @@ images = sa.Table(
     sa.Column("virtual_size", sa.BigInteger),
     sa.Column("checksum", sa.String(32)),
     sa.Column("sha512", sa.String(128)),
+    sa.Column("deactivated", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
     sa.Column("upload_nonce", sa.String(32)),
     sa.Column("upload_since", Seconds),
     sa.Column("upload_until", Seconds, index=True),
@@ -45,6 +46,7 @@ images = sa.Table(
         name="upload_has_end",
     ),
     sa.CheckConstraint("data_name IS NULL OR upload_nonce IS NULL", name="data_only_once"),
+    sa.CheckConstraint("data_name IS NOT NULL OR NOT deactivated", name="deactivated_has_data"),
     sa.CheckConstraint(
         "(data_name IS NULL) = (size IS NULL) AND (data_name IS NULL) = (sha512 IS NULL)"
         " AND (data_name IS NULL) = (checksum IS NULL) AND (data_name IS NULL) = (virtual_size IS NULL)",
@@ -56,3 +58,15 @@ images = sa.Table(
         name="deleted_is_final",
     ),
 )  # fmt: skip
+
+# Whom a shared image is shared with. Their rows go with the image; its own row stays when it is deleted.
+image_members = sa.Table(
+    "image_members",
+    metadata,
+    sa.Column("image_id", Id, sa.ForeignKey("images.id"), primary_key=True),
+    sa.Column("member_id", Id, primary_key=True, index=True),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("created", Seconds, nullable=False),
+    sa.Column("updated", Seconds, nullable=False),
+    sa.CheckConstraint("status IN ('pending', 'accepted', 'rejected')", name="status"),
+)

@@ -46,6 +46,15 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_flavors_name")),
     )
     op.create_table(
+        "groups",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=False),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_groups_name_given")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_groups")),
+        sa.UniqueConstraint("name", name=op.f("uq_groups_name")),
+    )
+    op.create_table(
         "hosts",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("hostname", sa.String(length=255), nullable=False),
@@ -99,6 +108,7 @@ def upgrade() -> None:
         sa.Column("virtual_size", sa.BigInteger(), nullable=True),
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
+        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("0"), nullable=False),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
@@ -113,6 +123,9 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(upload_nonce IS NULL) = (upload_until IS NULL) AND (upload_nonce IS NULL) = (upload_since IS NULL)",
             name=op.f("ck_images_upload_has_end"),
+        ),
+        sa.CheckConstraint(
+            "data_name IS NOT NULL OR NOT deactivated", name=op.f("ck_images_deactivated_has_data")
         ),
         sa.CheckConstraint(
             "data_name IS NULL OR disk_format IS NOT NULL", name=op.f("ck_images_data_has_format")
@@ -221,6 +234,8 @@ def upgrade() -> None:
         "roles",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("description", sa.Text(), nullable=True),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_roles_name_given")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_roles")),
         sa.UniqueConstraint("name", name=op.f("uq_roles_name")),
     )
@@ -392,6 +407,61 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("flavor_id", "project_id", name=op.f("pk_flavor_access")),
     )
     op.create_table(
+        "group_members",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_members_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["user_id"], ["users.id"], name=op.f("fk_group_members_user_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "user_id", name=op.f("pk_group_members")),
+    )
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_group_members_user_id"), ["user_id"], unique=False)
+
+    op.create_table(
+        "group_role_assignments",
+        sa.Column("group_id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("role_id", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.id"], name=op.f("fk_group_role_assignments_group_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["project_id"],
+            ["projects.id"],
+            name=op.f("fk_group_role_assignments_project_id"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_group_role_assignments_role_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("group_id", "project_id", "role_id", name=op.f("pk_group_role_assignments")),
+    )
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_group_role_assignments_project_id"), ["project_id"], unique=False
+        )
+
+    op.create_table(
+        "image_members",
+        sa.Column("image_id", sa.String(length=64), nullable=False),
+        sa.Column("member_id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.Column("updated", sa.Double(), nullable=False),
+        sa.CheckConstraint(
+            "status IN ('pending', 'accepted', 'rejected')", name=op.f("ck_image_members_status")
+        ),
+        sa.ForeignKeyConstraint(["image_id"], ["images.id"], name=op.f("fk_image_members_image_id")),
+        sa.PrimaryKeyConstraint("image_id", "member_id", name=op.f("pk_image_members")),
+    )
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_image_members_member_id"), ["member_id"], unique=False)
+
+    op.create_table(
         "placements",
         sa.Column("server_id", sa.String(length=64), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
@@ -444,7 +514,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_role_assignments_project_id"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id")),
+        sa.ForeignKeyConstraint(
+            ["role_id"], ["roles.id"], name=op.f("fk_role_assignments_role_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_role_assignments_user_id"), ondelete="CASCADE"
         ),
@@ -519,6 +591,18 @@ def downgrade() -> None:
         batch_op.drop_index("ix_placements_host")
 
     op.drop_table("placements")
+    with op.batch_alter_table("image_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_image_members_member_id"))
+
+    op.drop_table("image_members")
+    with op.batch_alter_table("group_role_assignments", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_role_assignments_project_id"))
+
+    op.drop_table("group_role_assignments")
+    with op.batch_alter_table("group_members", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_group_members_user_id"))
+
+    op.drop_table("group_members")
     op.drop_table("flavor_access")
     with op.batch_alter_table("asks", schema=None) as batch_op:
         batch_op.drop_index("ix_asks_host")
@@ -577,6 +661,7 @@ def downgrade() -> None:
     op.drop_table("images")
     op.drop_table("identity_state")
     op.drop_table("hosts")
+    op.drop_table("groups")
     op.drop_table("flavors")
     op.drop_table("clock")
     # ### end Alembic commands ###
