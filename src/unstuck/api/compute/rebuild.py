@@ -40,7 +40,12 @@ async def rebuild(call: Call) -> Reply:
     body: Rebuild = call.body
     _check_version(call, body)
     made = await call.store.run(
-        store.rebuild_server, call.params["id"], scope(call), _asked(body), secrets.token_hex(8), caller(call)
+        store.rebuild_server,
+        call.params["id"],
+        scope(call),
+        _asked(call, body),
+        secrets.token_hex(8),
+        caller(call),
     )
     wake(call, made.host_id)
     item = made.shown.item
@@ -69,7 +74,7 @@ def _check_version(call: Call, body: Rebuild) -> None:
         raise bad_request("preserve_ephemeral: there is no ephemeral disk that could be preserved.")
 
 
-def _asked(body: Rebuild) -> store.Rebuild:
+def _asked(call: Call, body: Rebuild) -> store.Rebuild:
     key = body.key_name
     return store.Rebuild(
         image_id=as_uuid(body.image_ref.rstrip("/").rpartition("/")[2], "imageRef"),
@@ -78,7 +83,7 @@ def _asked(body: Rebuild) -> store.Rebuild:
         metadata=UNSET if isinstance(body.metadata, UnsetType) else check_metadata(body.metadata),
         key_name=key if isinstance(key, UnsetType) or key is None else as_name(key, "key_name"),
         user_data=UNSET if isinstance(body.user_data, UnsetType) else check_user_data(body.user_data),
-        hostname=UNSET if isinstance(body.hostname, UnsetType) else check_hostname(body.hostname),
+        hostname=UNSET if isinstance(body.hostname, UnsetType) else check_hostname(call, body.hostname),
     )
 
 
