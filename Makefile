@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := scripts/in-netns $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: help setup demo test test-all sim sim-long bench check lint types layers format clean
+.PHONY: help setup s3 demo test test-all sim sim-long bench check lint types layers format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -17,16 +17,19 @@ help: ## this list
 setup: ## system packages, Python packages, guest image; fast when all is there
 	@scripts/setup
 
+s3: setup
+	@scripts/s3-server build
+
 demo: setup ## the main job on a real cloud, killed at the worst moment
 	@scripts/in-netns $(BIN)/unstuck demo
 
-test: setup check ## lint, types, layers, all tests but the slow ones, and beside them the simulation (8 minutes)
+test: setup s3 check ## lint, types, layers, all tests but the slow ones, and beside them the simulation (8 minutes)
 	@log=$$(mktemp); (exec nice -n 19 $(MAKE) --no-print-directory sim) > $$log 2>&1 & sim=$$!; \
 	trap 'kill $$sim 2> /dev/null || true; rm -f $$log' EXIT; code=0; \
 	$(PYTEST) -m "not slow" $(ARGS) || code=$$?; \
 	echo "the simulation goes on ..."; wait $$sim || code=1; cat $$log; exit $$code
 
-test-all: setup check sim-long ## the long simulation, then every test
+test-all: setup s3 check sim-long ## the long simulation, then every test
 	@$(PYTEST) $(ARGS)
 
 sim: setup ## a crash at every effect, then 20000 random schedules

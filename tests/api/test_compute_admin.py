@@ -9,12 +9,18 @@ import sqlalchemy as sa
 from api_cloud import Cloud
 from tests.compute_site import Site
 
+from unstuck.api.app import SERVICES
 from unstuck.store import clock
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts
 
 BASE = "/compute/v2.1"
 SERVERS = f"{BASE}/servers"
+
+
+@pytest.fixture
+def services() -> list[str]:
+    return [*SERVICES, "unstuck.api.agents"]
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_services_and_zones(admin: Cloud, demo: Cloud, site: Site) -> None:
     made = admin.ask("PUT", f"{path}/enable", json=body).json()["service"]
     assert made == {**body, "status": "enabled"}
     assert admin.ask("PUT", f"{path}/enable", json={**body, "host": "x"}).status_code == 404
-    for bad in ({"status": "x"}, {"status": "enabled", "disabled_reason": "x"}, {"forced_down": True}):
+    for bad in ({"status": "x"}, {"status": "enabled", "disabled_reason": "x"}, {"forced_down": "maybe"}):
         assert admin.ask("PUT", f"{path}/{service['id']}", json=bad, headers=at("2.53")).status_code == 400
     assert admin.ask("PUT", f"{path}/x", json={"status": "enabled"}, headers=at("2.53")).status_code == 404
     assert demo.get(f"{BASE}/os-availability-zone/detail").status_code == 403
@@ -228,3 +234,41 @@ def test_quotas_count_cores_and_memory(admin: Cloud, demo: Cloud, site: Site) ->
     assert admin.ask("POST", f"{BASE}/flavors", json={"flavor": many}).status_code == 200
     answer = demo.ask("POST", SERVERS, json=site.body(flavorRef="many"))
     assert "Quota exceeded for cores" in answer.json()["forbidden"]["message"]
+
+
+def test_a_host_is_declared_lost_struck_off_and_let_in_again(demo: Cloud, admin: Cloud, site: Site) -> None:
+    path = f"{BASE}/os-services"
+    kept = server(demo, site)
+    site.settle()
+    [service] = admin.get(path, headers=at("2.53")).json()["services"]
+    one = f"{path}/{service['id']}"
+    assert demo.ask("DELETE", one, headers=at("2.53")).status_code == 403
+    refused = admin.ask("DELETE", one, headers=at("2.53"))
+    assert refused.status_code == 409
+    assert "--down" in refused.json()["conflictingRequest"]["message"]
+    made = admin.ask("PUT", one, json={"forced_down": True}, headers=at("2.53")).json()["service"]
+    assert (made["forced_down"], made["state"]) == (True, "down")
+    body = {"host": service["host"], "binary": "nova-compute", "forced_down": False}
+    assert admin.ask("PUT", f"{path}/force-down", json=body, headers=at("2.11")).json() == {"service": body}
+    assert admin.ask("PUT", f"{path}/force-down", json=body, headers=at("2.10")).status_code == 404
+    body |= {"forced_down": True}
+    assert admin.ask("PUT", f"{path}/force-down", json=body, headers=at("2.52")).status_code == 200
+    assert demo.get(f"{SERVERS}/{kept}").json()["server"]["status"] == "ACTIVE"
+    assert admin.ask("DELETE", one, headers=at("2.53")).status_code == 204
+    assert admin.ask("DELETE", one, headers=at("2.53")).status_code == 404
+    assert admin.get(path, headers=at("2.53")).json()["services"] == []
+    shown = demo.get(f"{SERVERS}/{kept}").json()["server"]
+    assert shown["status"] == "ERROR"
+    assert "struck off by an operator" in shown["fault"]["message"]
+    assert demo.ask("POST", "/unstuck/v1/join-tokens").status_code == 403
+    token = admin.ask("POST", "/unstuck/v1/join-tokens").json()["join_token"]["token"]
+    ask = {
+        "token": token, "host_id": site.host.id, "hostname": site.host.name, "machine_id": site.host.name,
+        "secret_hash": "0" * 64,
+    }  # fmt: skip
+    join = "/agents/v1/join"
+    for field, bad in (("host_id", "x"), ("hostname", "a b"), ("secret_hash", "x"), ("machine_id", "")):
+        assert admin.ask("POST", join, json={**ask, field: bad}).status_code == 400
+    assert admin.ask("POST", join, json={**ask, "token": "x"}).status_code == 403
+    assert admin.ask("POST", join, json=ask).status_code == 200
+    assert demo.get(f"{SERVERS}/{kept}").json()["server"]["status"] == "ACTIVE"

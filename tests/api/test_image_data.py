@@ -8,7 +8,7 @@ import hashlib
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,25 @@ class TestUpload:
         image = make(demo)
         assert put(demo, image).status_code == 413
         assert show(demo, image)["status"] == "queued"
+
+    def test_a_disk_that_fills_up_during_the_upload_keeps_nothing(
+        self, demo: Cloud, store: Store, small_disk: Callable[[int], Path]
+    ) -> None:
+        """On a real file system that is full after 8 MiB, of which the announced size says nothing."""
+        full = Settings(state_dir=small_disk(8 << 20), image_free_bytes=0)
+        demo = Cloud(app_over(store, full), store, demo.loop, demo.token)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(200):
+                yield b"z" * K64
+
+        image = make(demo)
+        answer = put(demo, image, chunks())
+        assert answer.status_code == 413
+        assert "Image storage media is full" in answer.text
+        assert show(demo, image)["status"] == "queued"
+        assert on_disk(full) == []
+        assert put(demo, image).status_code == 204, "and there is room again"
 
     def test_a_silent_client_holds_nothing_for_ever(self, demo: Cloud, store: Store, tmp_path: Path) -> None:
         impatient = Settings(state_dir=tmp_path, body_seconds=0.05)

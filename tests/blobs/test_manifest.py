@@ -140,7 +140,6 @@ def test_missing_and_short_objects_are_told() -> None:
 
 
 def test_a_backup_is_restored_with_stock_tools_alone(tmp_path: Path) -> None:
-    """The page on it, docs/restore-by-hand.md, says the same."""
     for tool in ("age", "zstd"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.blobs.conftest import S3Server
 from unstuck.blobs.objects import (
     BlobError,
     Conflict,
@@ -29,34 +32,97 @@ def folder(tmp_path: Path) -> Objects:
     return open_objects(Location(f"file://{root}".replace(" ", "%20")))
 
 
-def test_what_was_put_is_there_as_a_whole(folder: Objects) -> None:
-    folder.put_new("backups/b/0001-n/00000000.zst.age", b"data")
-    assert folder.get("backups/b/0001-n/00000000.zst.age") == b"data"
-    assert folder.head("backups/b/0001-n/00000000.zst.age") == Entry("backups/b/0001-n/00000000.zst.age", 4)
-    assert folder.list("backups/b") == [Entry("backups/b/0001-n/00000000.zst.age", 4)]
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest) -> Objects:
+    """Each kind of store; the same must hold for all."""
+    if request.param == "folder":
+        made: Objects = request.getfixturevalue("folder")
+        return made
+    return bucket(request.getfixturevalue("s3"))
 
 
-def test_what_is_not_there_is_absent_for_certain(folder: Objects) -> None:
-    assert folder.get("a/b") is None
-    assert folder.head("a/b") is None
-    assert folder.list("a") == []
+def bucket(s3: S3Server) -> Objects:
+    return open_objects(s3.bucket(f"b{secrets.token_hex(6)}"))
 
 
-def test_the_same_again_is_success_and_anything_else_is_refused(folder: Objects) -> None:
-    folder.put_new("a/b", b"one")
-    folder.put_new("a/b", b"one")
+def test_what_was_put_is_there_as_a_whole(store: Objects) -> None:
+    store.put_new("backups/b/0001-n/00000000.zst.age", b"data")
+    assert store.get("backups/b/0001-n/00000000.zst.age") == b"data"
+    assert store.head("backups/b/0001-n/00000000.zst.age") == Entry("backups/b/0001-n/00000000.zst.age", 4)
+    assert store.list("backups/b") == [Entry("backups/b/0001-n/00000000.zst.age", 4)]
+    assert store.list("backups/b/0001-n") == store.list("backups")
+
+
+def test_a_prefix_is_a_folder_and_not_the_beginning_of_a_name(store: Objects) -> None:
+    store.put_new("backups/b/one", b"1")
+    store.put_new("backups/b2/two", b"2")
+    assert [entry.key for entry in store.list("backups/b")] == ["backups/b/one"]
+
+
+def test_a_piece_of_four_megabytes_comes_back_as_it_was(store: Objects) -> None:
+    data = os.urandom(4 << 20)
+    store.put_new("a/b", data)
+    assert store.get("a/b") == data
+
+
+def test_what_is_not_there_is_absent_for_certain(store: Objects) -> None:
+    assert store.get("a/b") is None
+    assert store.head("a/b") is None
+    assert store.list("a") == []
+
+
+def test_the_same_again_is_success_and_anything_else_is_refused(store: Objects) -> None:
+    store.put_new("a/b", b"one")
+    store.put_new("a/b", b"one")
     with pytest.raises(Conflict):
-        folder.put_new("a/b", b"two")
-    assert folder.get("a/b") == b"one"
+        store.put_new("a/b", b"two")
+    assert store.get("a/b") == b"one"
 
 
-def test_deleting_is_repeatable_and_leaves_no_empty_folder(folder: Objects, tmp_path: Path) -> None:
+def test_deleting_is_repeatable(store: Objects) -> None:
+    store.put_new("a/b/c", b"1")
+    store.put_new("a/d", b"2")
+    store.delete(["a/b/c", "a/b/never"])
+    store.delete(["a/b/c"])
+    assert [entry.key for entry in store.list("a")] == ["a/d"]
+
+
+@pytest.mark.parametrize("secret", ["wrong", ""])
+def test_a_store_that_refuses_the_secret_says_so_and_the_secret_stays_unsaid(
+    s3: S3Server, secret: str
+) -> None:
+    where = msgspec.structs.replace(s3.bucket(f"b{secrets.token_hex(6)}"), secret_key=secret or "testin")
+    with pytest.raises(BlobError) as said:
+        open_objects(where).put_new("a/b", b"1")
+    assert said.value.problem is Problem.REFUSED
+    assert where.secret_key not in said.value.reason
+
+
+def test_a_bucket_that_is_not_there_is_a_fault_and_no_empty_store(s3: S3Server) -> None:
+    where = msgspec.structs.replace(s3.bucket("bbb"), url="s3://never-made")
+    store = open_objects(where)
+    with pytest.raises(BlobError):
+        store.list("a")
+    with pytest.raises(BlobError):
+        store.put_new("a/b", b"1")
+
+
+def test_a_store_that_accepts_and_never_answers_is_given_up(s3: S3Server) -> None:
+    where = s3.bucket(f"b{secrets.token_hex(6)}")
+    store = open_objects(where, answer=2.0)
+    store.put_new("a/b", b"1")
+    with s3.frozen("object"):
+        for ask in (lambda: store.get("a/b"), lambda: store.put_new("a/c", b"2")):
+            with pytest.raises(BlobError) as said:
+                ask()
+            assert said.value.problem is Problem.UNREACHABLE
+    assert store.get("a/b") == b"1"
+
+
+def test_deleting_leaves_no_empty_folder(folder: Objects, tmp_path: Path) -> None:
     folder.put_new("a/b/c", b"1")
     folder.put_new("a/d", b"2")
-    folder.delete(["a/b/c", "a/b/never"])
-    folder.delete(["a/b/c"])
-    assert [entry.key for entry in folder.list("a")] == ["a/d"]
-    folder.delete(["a/d"])
+    folder.delete(["a/b/c", "a/d"])
     assert list((tmp_path / "a store").iterdir()) == []
 
 

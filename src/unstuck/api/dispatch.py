@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 import uuid
@@ -42,6 +43,12 @@ _STRICT: Final = frozenset({"compute", "image"})
 _JSON: Final = "application/json"
 _RACED: Final = ("23505", "23503")
 """PostgreSQL: not unique, or the other row is gone. What was checked first can only happen by a race."""
+
+
+_SHORTAGES: Final = {
+    errno.EMFILE: "file descriptor", errno.ENFILE: "file descriptor", errno.ENOMEM: "memory",
+    errno.ENOSPC: "disk space", errno.EDQUOT: "disk space",
+}  # fmt: skip
 
 
 class Dispatcher:
@@ -141,6 +148,10 @@ def _as_api_error(raised: Exception, request_id: str) -> ApiError:
     if isinstance(raised, StoreUnavailable):
         log.warning("store unavailable", request_id=request_id, error=str(raised))
         return ApiError(503, "The database does not answer. Try again.", headers={"retry-after": "5"})
+    if isinstance(raised, OSError) and raised.errno in _SHORTAGES:
+        log.warning("shortage", request_id=request_id, error=str(raised))
+        words = f"This machine has no {_SHORTAGES[raised.errno]} left. Try again."
+        return ApiError(503, words, headers={"retry-after": "5"})
     if isinstance(raised, sa.exc.IntegrityError) and getattr(raised.orig, "sqlstate", "") in _RACED:
         return errors.conflict("Another request changed the same thing at the same moment. Try again.")
     # As text: structlog's own renderer would print local variables, and with them passwords and tokens.

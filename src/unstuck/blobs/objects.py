@@ -244,27 +244,30 @@ class Location(msgspec.Struct, frozen=True):
     secret_key: str = ""
 
 
-def open_objects(location: Location) -> Objects:
-    """Raises ValueError for an address that is none; nothing is asked of the store yet."""
+def open_objects(location: Location, answer: float = ANSWER) -> Objects:
+    """Raises ValueError for an address that is none; nothing is asked of the store yet.
+
+    ``answer``: seconds that a remote store has for one answer.
+    """
     parts = urlsplit(location.url)
     match parts.scheme:
         case "file" if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
             return FolderObjects(Path(unquote(parts.path)))
         case "s3" if parts.netloc:
-            return RemoteObjects(_s3(location, parts.netloc), unquote(parts.path))
+            return RemoteObjects(_s3(location, parts.netloc, answer), unquote(parts.path))
         case _:
             raise ValueError("a store's address is file:///folder or s3://bucket/prefix")
 
 
-def _s3(location: Location, bucket: str) -> S3Store:
-    options: Any = {"timeout": f"{ANSWER:.0f}s", "connect_timeout": "5s"}
+def _s3(location: Location, bucket: str, answer: float) -> S3Store:
+    options: Any = {"timeout": f"{answer:.0f}s", "connect_timeout": "5s"}
     if location.endpoint.startswith("http://"):
         options["allow_http"] = True
     return S3Store(
         bucket, endpoint=location.endpoint or None, region=location.region,
         access_key_id=location.access_key, secret_access_key=location.secret_key,
         virtual_hosted_style_request=not location.endpoint, client_options=options,
-        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=ANSWER)},
+        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
     )  # fmt: skip
 
 

@@ -217,6 +217,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, default=None, help="state folder")
     parser.add_argument("--url", default=None, help="URL of the control plane, or several with commas")
     parser.add_argument("--driver", choices=("qemu", "instant"), default=None)
+    parser.add_argument("--join", default=None, metavar="TOKEN", help="become a member first; @FILE reads it")
+    parser.add_argument("--name", default=None, help="this host's name in the cloud, with --join")
     arguments = parser.parse_args(argv)
     os.umask(0o077)
     logs.set_up("host")
@@ -224,6 +226,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         url = arguments.url or os.environ.get("UNSTUCK_URL") or state.url()
         driver = arguments.driver or state.read().driver
+        if arguments.join is not None:
+            from unstuck.host.join import join, token_from
+
+            join(state, url, token_from(arguments.join), arguments.name)
         lock = FileLock(state.host_lock)
         lock.acquire(take_over=True)
     except (StateError, Held) as error:

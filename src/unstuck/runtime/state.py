@@ -231,13 +231,18 @@ def _prepare_file(state: State, port: int | None, driver: str | None, network: s
         write_whole(state.file, msgspec.json.encode(new))
 
 
-def _prepare_host(state: State) -> None:
-    from hashlib import sha256
-
+def host_identity(state: State) -> tuple[HostFile, bytes]:
+    """Who the host in this folder is, and its secret: written once, only ever read by their owner."""
     secret = write_once(state.host / "secret", secrets.token_urlsafe(32).encode())
     made = HostFile(1, str(uuid.uuid4()), machine_id())
     data = write_once(state.host / "host.json", msgspec.json.encode(made))
-    kept = msgspec.json.decode(data, type=HostFile)
+    return msgspec.json.decode(data, type=HostFile), secret
+
+
+def _prepare_host(state: State) -> None:
+    from hashlib import sha256
+
+    kept, secret = host_identity(state)
     local = LocalHost(kept.host_id, socket.gethostname(), sha256(secret).hexdigest(), kept.machine_id)
     write_once(state.local_host, msgspec.json.encode(local))
 

@@ -85,13 +85,21 @@ class Truth(Watch):
         """Only what its user deleted is removed, and never under a living guest."""
         if want.server_id in host.guests:
             self.fail(f"the folder of {want.server_id} was removed under its living guest")
-        server = self._server(want.server_id)
-        if server is None or not server.deleted:
+        server, folder = self._server(want.server_id), host.folders.get(want.server_id)
+        if server is not None and server.deleted:
+            return
+        if server is None or not _moved(server, host):
             self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")
+        elif folder is not None and folder.data:
+            self.fail(f"{want.server_id} was placed anew, and a guest of it has run on {host.id}")
 
     def _server(self, server_id: str) -> Server | None:
         loaded = self._store.read(load_server, server_id)
         return None if loaded is None else loaded.server
+
+
+def _moved(server: Server, host: SimHost) -> bool:
+    return server.place is None or server.place.host_id != host.id
 
 
 _UNSETTLED = Prepared(

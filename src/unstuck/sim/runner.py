@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -9,15 +10,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from unstuck.control.loop import Controller
+from unstuck.core.errors import NotFound
 from unstuck.core.server.data import Flavor, Spec
 from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
-from unstuck.sim.scenarios import SCENARIOS
+from unstuck.sim.scenarios import SCENARIOS, TWO_HOSTS
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
-from unstuck.store import agents, clock, networks, server_actions, server_rebuild, servers
+from unstuck.store import agents, clock, host_loss, networks, server_actions, server_rebuild, servers
 from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
@@ -96,7 +98,7 @@ class Run:
     def __init__(
         self, scenario: str, *, seed: int | None, faults: FaultPlan, tracing: bool, hosts: int = 1
     ) -> None:
-        self.cloud = cloud(hosts)
+        self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts)
         self.cloud.reset()
         self.store = self.cloud.store
         self.scenario = scenario
@@ -274,6 +276,7 @@ class SimUser:
         self._process = run.engine.process("user")
         self._process.faultable = False
         self._requests = 0
+        self._lost = ""
 
     def beside(self, script: Coroutine[Any, Any, None]) -> None:
         self._run.scripts += 1
@@ -401,6 +404,30 @@ class SimUser:
             run.agents[host.id].kill()
             run.engine.at(seconds, functools.partial(run.boot_agent, host))
 
+    async def host_of_dies(self, name: str, seconds: float) -> None:
+        """The agent of the server's host ends, as soon as it has one; it is started again later."""
+        run = self._run
+        while (host_id := run.store.read(_host_of, name)) is None:
+            await self.wait(0.5)
+        self._lost = host_id
+        run.agents[host_id].kill()
+        run.engine.at(seconds, lambda: run.boot_agent(next(h for h in run.hosts if h.id == host_id)))
+
+    async def lose(self) -> None:
+        await self._request("lose", host_loss.force_down, self._lost, down=True)
+
+    async def strike(self) -> None:
+        await self._request("strike", _strike_once, self._lost)
+
+    async def join_again(self, name: str) -> None:
+        """The host that was struck off joins with a token, and gets back what nobody has deleted."""
+        self._requests += 1
+        token, host = f"token-{self._requests}", self._lost
+        await self._request("token", host_loss.make_token, token, 1e9)
+        await self._request(
+            "join", host_loss.join, token, host_id=host, hostname=host, secret_hash=host, machine_id=host
+        )
+
     def _status(self, name: str) -> str:
         return self._run.store.read(_shown, name)
 
@@ -410,6 +437,17 @@ class SimUser:
                 return
             await self.wait(2.0)
         self._run.truth.fail(f"{name} did not become {'/'.join(statuses)} in 600 s, but {self._status(name)}")
+
+
+def _strike_once(tx: Tx, host_id: str) -> None:
+    """An answer may be lost, and the request repeated."""
+    with contextlib.suppress(NotFound):
+        host_loss.strike_off(tx, host_id)
+
+
+def _host_of(tx: Tx, server_id: str) -> str | None:
+    loaded = load_server(tx, server_id)
+    return None if loaded is None or loaded.server.place is None else loaded.server.place.host_id
 
 
 def _shown(tx: Tx, server_id: str) -> str:

@@ -38,6 +38,14 @@ class User(Protocol):
 
     async def host_dies(self, seconds: float) -> None: ...
 
+    async def host_of_dies(self, name: str, seconds: float) -> None: ...
+
+    async def lose(self) -> None: ...
+
+    async def strike(self) -> None: ...
+
+    async def join_again(self, name: str) -> None: ...
+
     async def until(self, name: str, *statuses: str) -> None: ...
 
     async def wait(self, seconds: float) -> None: ...
@@ -244,7 +252,48 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
-SLOW = frozenset(
+async def host_lost_while_building(user: User) -> None:
+    """Its host falls silent before there is a disk; an operator declares it lost; it comes back later."""
+    await user.create("a")
+    await user.wait(1.0)
+    await user.host_of_dies("a", 60.0)
+    await user.wait(10.0)
+    await user.lose()
+    await user.until("a", "ACTIVE")
+
+
+async def host_struck_off_and_back(user: User) -> None:
+    """A host is given up with the data on it, joins again after all, and nothing was lost."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.host_of_dies("a", 60.0)
+    await user.lose()
+    await user.strike()
+    await user.until("a", "ERROR")
+    await user.create("b")
+    await user.until("b", "ACTIVE")
+    await user.join_again("a")
+    await user.until("a", "ACTIVE")
+
+
+async def delete_on_a_host_struck_off(user: User) -> None:
+    """What was deleted meanwhile is cleaned up by the host once it has joined again."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.host_of_dies("a", 60.0)
+    await user.lose()
+    await user.strike()
+    await user.delete("a")
+    await user.until("a", "DELETED")
+    await user.create("b")
+    await user.until("b", "ACTIVE")
+    await user.join_again("a")
+
+
+TWO_HOSTS = frozenset({"host_lost_while_building", "host_struck_off_and_back", "delete_on_a_host_struck_off"})
+"""Scenarios with a second host to go on with."""
+
+SLOW = TWO_HOSTS | frozenset(
     {
         "delete_on_a_dead_host",
         "host_dies_in_delete",
@@ -263,6 +312,9 @@ SCENARIOS: dict[str, Script] = {
         delete_while_building,
         delete_while_starting,
         delete_at_once,
+        host_lost_while_building,
+        host_struck_off_and_back,
+        delete_on_a_host_struck_off,
         stop,
         stop_and_start,
         reboot_hard,

@@ -334,6 +334,9 @@ class SimControl:
             return self._store.transact(tx, self._host_id, *args, **kwargs)
         except agents.Superseded as error:
             raise Superseded(str(error)) from error
+        except agents.UnknownHost as error:
+            # The process would end with that reason, and be started again by its supervisor, and so on.
+            raise Unreachable("no host has this credential") from error
         except agents.Stale as error:
             raise Refused(str(error)) from error
 

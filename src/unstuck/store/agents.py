@@ -69,6 +69,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             machine_id=machine_id,
             created_wall=now.wall,
             enabled=True,
+            forced_down=False,
             vcpus=0,
             ram_mb=0,
             disk_gb=0,
@@ -86,13 +87,17 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
 
 def authenticate_host(tx: Tx, host_id: str, secret_hash: str) -> None:
     """Raises :class:`UnknownHost` unless the credential is this host's."""
-    query = sa.select(hosts.c.id).where(hosts.c.id == host_id, hosts.c.secret_hash == secret_hash)
+    query = sa.select(hosts.c.id).where(
+        hosts.c.id == host_id, hosts.c.secret_hash == secret_hash, hosts.c.struck_wall.is_(None)
+    )
     if tx.execute(query).first() is None:
         raise UnknownHost(host_id)
 
 
 _REGISTRATION = Prepared(
-    sa.select(hosts.c.incarnation, hosts.c.start_token).where(hosts.c.id == sa.bindparam("host"))
+    sa.select(hosts.c.incarnation, hosts.c.start_token).where(
+        hosts.c.id == sa.bindparam("host"), hosts.c.struck_wall.is_(None)
+    )
 )
 _END_LEASES = Prepared(
     sa.update(servers)
@@ -459,7 +464,8 @@ def _clear_tombstone(tx: Tx, host_id: str, ask: Report) -> None:
         )
     )
     rest = tx.execute(sa.select(placements.c.epoch).where(placements.c.server_id == ask.server_id)).first()
-    if rest is None:
+    gone = tx.execute(sa.select(servers.c.removed).where(servers.c.id == ask.server_id)).scalar_one()
+    if rest is None and gone:  # one that waits to be placed anew keeps its address
         tx.execute(sa.delete(ports).where(ports.c.server_id == ask.server_id))
 
 

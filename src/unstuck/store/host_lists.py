@@ -30,6 +30,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str
     enabled: bool
     disabled_reason: str | None
+    forced_down: bool
     vcpus: int
     ram_mb: int
     disk_gb: int
@@ -46,7 +47,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     def up(self, now: Now) -> bool:
         """It has had its say within the last minute."""
-        return self.incarnation > 0 and now.lease < self.seen + AWAY
+        return not self.forced_down and self.incarnation > 0 and now.lease < self.seen + AWAY
 
 
 class Hosts(msgspec.Struct, frozen=True):
@@ -57,10 +58,11 @@ class Hosts(msgspec.Struct, frozen=True):
 _facts: msgspec.json.Decoder[HostFacts | None] = msgspec.json.Decoder(HostFacts)
 _unknown = msgspec.json.Decoder(tuple[str, ...])
 _COLUMNS = sa.select(
-    hosts.c.id, hosts.c.hostname, hosts.c.enabled, hosts.c.disabled_reason, hosts.c.vcpus, hosts.c.ram_mb,
-    hosts.c.disk_gb, hosts.c.incarnation, hosts.c.seen, hosts.c.seen_wall, hosts.c.created_wall,
+    hosts.c.id, hosts.c.hostname, hosts.c.enabled, hosts.c.disabled_reason, hosts.c.forced_down,
+    hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.incarnation,
+    hosts.c.seen, hosts.c.seen_wall, hosts.c.created_wall,
     hosts.c.facts, hosts.c.unknown,
-).order_by(hosts.c.hostname)  # fmt: skip
+).where(hosts.c.struck_wall.is_(None)).order_by(hosts.c.hostname)  # fmt: skip
 _USED = sa.select(
     placements.c.host_id,
     sa.func.sum(placements.c.vcpus).label("used_vcpus"),

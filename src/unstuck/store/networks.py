@@ -67,7 +67,7 @@ def ensure_default_network(tx: Tx, *, project_id: str, cidr: str) -> str:
     network_id = str(uuid.uuid5(_SPACE, "network"))
     if tx.execute(sa.select(networks.c.id).where(networks.c.id == network_id)).first() is not None:
         return network_id
-    net = ipaddress.ip_network(cidr)
+    net = ipaddress.IPv4Network(cidr)
     wall = tx.now.wall
     tx.execute(
         sa.insert(networks).values(
@@ -83,13 +83,18 @@ def ensure_default_network(tx: Tx, *, project_id: str, cidr: str) -> str:
             project_id=project_id,
             cidr=str(net),
             gateway=str(net[1]),
-            first=str(net[10]),
+            first=str(first_of(net)),
             last=str(net[-2]),
             cursor=0,
             created_wall=wall,
         )
     )
     return network_id
+
+
+def first_of(net: ipaddress.IPv4Network) -> ipaddress.IPv4Address:
+    """The first address for servers: a small network has none to spare behind its gateway."""
+    return net[10] if net.num_addresses > 32 else net[2]
 
 
 def default_network(tx: Tx) -> str | None:

@@ -38,7 +38,10 @@ def overview(tx: Tx) -> Overview:
         "server": _unsettled(tx, now, servers, sa.not_(servers.c.settled), servers.c.next_look),
         "operation": _unsettled(tx, now, operations, OPEN, operations.c.deadline),
     }
-    tombstones = tx.execute(sa.select(sa.func.count()).select_from(placements).where(TOMBSTONE)).scalar_one()
+    of_members = placements.join(hosts, hosts.c.id == placements.c.host_id)
+    tombstones = tx.execute(
+        sa.select(sa.func.count()).select_from(of_members).where(TOMBSTONE, hosts.c.struck_wall.is_(None))
+    ).scalar_one()
     return Overview(found, tombstones, list_hosts(tx).rows, now, since_tick(tx))
 
 

@@ -71,6 +71,7 @@ JOINED = (
         hosts.c.seen.label("host_seen"),
         hosts.c.incarnation,
         hosts.c.enabled,
+        hosts.c.forced_down,
         operations.c.id.label("operation_id"),
         operations.c.kind,
         operations.c.edge.label("operation_edge"),
@@ -147,7 +148,9 @@ def loaded_from(row: Any) -> Loaded:
     place = host = operation = None
     if row.host_id is not None:
         place = Place(row.host_id, Fence(row.generation, row.epoch), row.nonce)
-        host = HostSeen(row.host_id, row.hostname, row.host_seen, row.incarnation, row.enabled)
+        host = HostSeen(
+            row.host_id, row.hostname, row.host_seen, row.incarnation, row.enabled, row.forced_down
+        )
     if row.operation_id is not None:
         operation = Operation(
             id=row.operation_id,

@@ -85,9 +85,14 @@ _USED = Prepared(
     ).where(placements.c.host_id == sa.bindparam("host"))
 )
 _CAPACITY = Prepared(
-    sa.select(hosts.c.vcpus, hosts.c.ram_mb, hosts.c.disk_gb, hosts.c.enabled, hosts.c.no_networks).where(
-        hosts.c.id == sa.bindparam("host")
-    )
+    sa.select(
+        hosts.c.vcpus,
+        hosts.c.ram_mb,
+        hosts.c.disk_gb,
+        hosts.c.enabled,
+        hosts.c.forced_down,
+        hosts.c.no_networks,
+    ).where(hosts.c.id == sa.bindparam("host"))
 )
 _ram = (
     sa.select(placements.c.host_id, sa.func.sum(placements.c.ram_mb).label("ram"))
@@ -103,16 +108,40 @@ _NEEDS = Prepared(
 _HOSTS_BY_ROOM = Prepared(
     sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
     .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
-    .where(hosts.c.enabled, hosts.c.incarnation > 0, hosts.c.seen > sa.bindparam("heard_since"))
+    .where(
+        hosts.c.enabled,
+        sa.not_(hosts.c.forced_down),
+        hosts.c.incarnation > 0,
+        hosts.c.seen > sa.bindparam("heard_since"),
+    )
     .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
+)
+# Where a tombstone of its own stands, what it left behind is removed first: two grants of one server to
+# one host would be told to it as one.
+_IS_HERE = Prepared(
+    sa.select(placements.c.epoch).where(
+        placements.c.server_id == sa.bindparam("server"), placements.c.host_id == sa.bindparam("host")
+    )
 )
 _BURY = Prepared(
     sa.update(placements)
     .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
     .values(state="tombstone")
 )
-_FREE_ROOM = Prepared(sa.delete(placements).where(placements.c.server_id == sa.bindparam("server")))
-_FREE_ADDRESSES = Prepared(sa.delete(ports).where(ports.c.server_id == sa.bindparam("server")))
+_FREE_ROOM = Prepared(
+    sa.delete(placements).where(
+        placements.c.server_id == sa.bindparam("server"), placements.c.state == "live"
+    )
+)
+# Not while another host, which it left, may still have something of it; one that was struck off is fenced.
+_ELSEWHERE = (
+    sa.select(placements.c.server_id)
+    .join(hosts, hosts.c.id == placements.c.host_id)
+    .where(placements.c.server_id == ports.c.server_id, hosts.c.struck_wall.is_(None))
+)
+_FREE_ADDRESSES = Prepared(
+    sa.delete(ports).where(ports.c.server_id == sa.bindparam("server"), sa.not_(sa.exists(_ELSEWHERE)))
+)
 _REMOVED = Prepared(
     sa.update(servers)
     .where(servers.c.id == sa.bindparam("server"))
@@ -432,7 +461,11 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     if row is None or row.deleted or row.failure is not None:
         return False
     loaded = load_server(tx, server_id)
-    if loaded is None or loaded.server.place is not None:
+    if (
+        loaded is None
+        or loaded.server.place is not None
+        or _IS_HERE.first(tx, server=server_id, host=host_id)
+    ):
         return False
     try:
         flavor = msgspec.json.decode(row.spec, type=Spec).flavor
@@ -471,7 +504,7 @@ def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, ne
     used = _USED.first(tx, host=host_id)
     host = _CAPACITY.first(tx, host=host_id)
     assert used is not None
-    if host is None or not host.enabled or (network and host.no_networks):
+    if host is None or not host.enabled or host.forced_down or (network and host.no_networks):
         return False
     return bool(
         used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT

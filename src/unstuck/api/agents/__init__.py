@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from unstuck.api.agents.hosts import ROUTES
+from unstuck.api.agents import hosts, join
 
-__all__ = ["ROUTES"]
+ROUTES = [*hosts.ROUTES, *join.ROUTES]

@@ -14,6 +14,7 @@ from unstuck.api.pages import cut, next_url
 from unstuck.api.routes import Body, Call, Reply, Route, route
 from unstuck.core.time import Now, iso_micros
 from unstuck.store.host_lists import HostRow, Hosts, enable_host, list_hosts
+from unstuck.store.host_loss import force_down, strike_off
 from unstuck.store.server_search import ZONE
 
 BINARY = "nova-compute"
@@ -24,6 +25,12 @@ class ServiceBody(Body, frozen=True, kw_only=True):
     status: Literal["enabled", "disabled"] | UnsetType = UNSET
     disabled_reason: str | UnsetType = UNSET
     forced_down: bool | str | UnsetType = UNSET
+
+
+class OldForceDown(Body, frozen=True, kw_only=True):
+    host: str
+    binary: str
+    forced_down: bool | str
 
 
 class OldServiceBody(Body, frozen=True, kw_only=True):
@@ -201,7 +208,7 @@ def _service(call: Call, host: HostRow, now: Now) -> dict[str, Any]:
         "disabled_reason": host.disabled_reason,
     }
     if call.version >= (2, 11):
-        shown["forced_down"] = False
+        shown["forced_down"] = host.forced_down
     return shown
 
 
@@ -217,18 +224,47 @@ async def list_services(call: Call) -> Reply:
 async def update_service(call: Call) -> Reply:
     """``PUT /os-services/{id}`` (from 2.53)."""
     asked: ServiceBody = call.body
-    if asked.forced_down is not UNSET and as_bool(asked.forced_down or False, "forced_down"):
-        raise bad_request("forced_down: a host is down when it is silent; disable it to keep servers away.")
     reason = (
         None if isinstance(asked.disabled_reason, UnsetType) else as_text(asked.disabled_reason, "reason")
     )
     if reason is not None and asked.status != "disabled":
         raise bad_request("disabled_reason: it goes with status 'disabled' only.")
+    if not isinstance(asked.forced_down, UnsetType):
+        down = as_bool(asked.forced_down, "forced_down")
+        await _force_down(call, (await _one(call))[0], down=down)
     if isinstance(asked.status, UnsetType):
         host, now = await _one(call)
         return Reply({"service": _service(call, host, now)})
     made = await _set(call, call.params["id"], asked.status, reason)
     return Reply({"service": _service(call, made.rows[0], made.now)})
+
+
+async def _force_down(call: Call, host: HostRow, *, down: bool) -> None:
+    """Declared lost by somebody who knows: what never had a disk there is placed anew at once."""
+    await call.store.run(force_down, host.id, down=down)
+    call.app.notifier.wake("control")
+    call.app.notifier.wake(f"host:{host.id}")
+
+
+async def delete_service(call: Call) -> Reply:
+    """``DELETE /os-services/{id}``: strikes the host off; 409 unless it was declared lost before."""
+    host, _ = await _one(call)
+    await call.store.run(strike_off, host.id)
+    call.app.notifier.wake("control")
+    call.app.notifier.wake(f"host:{host.id}")
+    return Reply(status=204)
+
+
+async def old_force_down(call: Call) -> Reply:
+    """``PUT /os-services/force-down`` (2.11 to 2.52)."""
+    asked: OldForceDown = call.body
+    for host in (await call.store.run_read(list_hosts)).rows:
+        if host.hostname == asked.host and asked.binary == BINARY:
+            down = as_bool(asked.forced_down, "forced_down")
+            await _force_down(call, host, down=down)
+            shown = {"host": asked.host, "binary": asked.binary, "forced_down": down}
+            return Reply({"service": shown})
+    raise not_found(f"Could not find service {asked.binary[:60]} on host {asked.host[:60]}.")
 
 
 async def _set(call: Call, host_id: str, status: str, reason: str | None) -> Hosts:
@@ -330,6 +366,16 @@ ROUTES: list[Route] = [
     route(
         "PUT", f"{_SERVICES}/disable-log-reason", disable, "admin", body=OldServiceBody, max_version=(2, 52)
     ),
+    route(
+        "PUT",
+        f"{_SERVICES}/force-down",
+        old_force_down,
+        "admin",
+        body=OldForceDown,
+        min_version=(2, 11),
+        max_version=(2, 52),
+    ),
+    route("DELETE", f"{_SERVICES}/{{id}}", delete_service, "admin", status=204),
     route("PUT", f"{_SERVICES}/{{id}}", update_service, "admin", body=ServiceBody, min_version=(2, 53)),
     route("GET", f"{BASE}/os-availability-zone", list_zones, "reader"),
     route("GET", f"{BASE}/os-availability-zone/detail", detail_zones, "admin"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -52,6 +54,9 @@ async def upload(call: Call) -> Reply:
     except StoreUnavailable:
         writer.close()  # whether the data was recorded is unknown: it stays, and the sweep will know
         raise
+    except OSError as error:
+        await asyncio.shield(_undo(call, writer, image_id, nonce))
+        raise _storage_error(error, image_id) from error
     except BaseException:
         await asyncio.shield(_undo(call, writer, image_id, nonce))
         raise
@@ -133,12 +138,23 @@ def _settle(writer: files.Writer, disk_format: str) -> Data:
 
 
 async def _undo(call: Call, writer: files.Writer, image_id: str, nonce: str) -> None:
-    """Give the image back and remove what was written. If this fails too, lease and sweep will do it."""
-    try:
+    """Remove what was written and give the image back. If this fails too, lease and sweep will do it.
+
+    The file goes first: on a full disk it may be what the store needs the room of.
+    """
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(writer.drop)
+    with contextlib.suppress(StoreUnavailable):
         await call.store.run(rows.release_upload, image_id, nonce=nonce)
-    except StoreUnavailable:
-        return
-    await asyncio.to_thread(writer.drop)
+
+
+def _storage_error(error: OSError, image_id: str) -> ApiError:
+    """The disk took no more: 413 as for too much from the start, 503 for anything else."""
+    log.warning("image not written", image=image_id, error=str(error))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ApiError(413, "Image storage media is full: there is not enough space.", headers=_CLOSE)
+    words = f"Insufficient permissions on image storage media, or it fails: {error.strerror}."
+    return ApiError(503, words, headers={**_CLOSE, "retry-after": "30"})
 
 
 async def download(call: Call) -> Reply:

@@ -114,7 +114,8 @@ def _wait_for_host(server: Server, now: Now) -> LookAgain:
 
 def away(server: Server, now: Now) -> bool:
     """The host has been silent for so long that people should be told (never a reason to act on guests)."""
-    return server.host is not None and now.lease >= server.host.seen + AWAY
+    host = server.host
+    return host is not None and (host.lost or now.lease >= host.seen + AWAY)
 
 
 def satisfied(server: Server) -> bool:

@@ -251,6 +251,8 @@ class HostSeen(msgspec.Struct, frozen=True):
     seen: float
     incarnation: int
     enabled: bool
+    lost: bool = False
+    """An operator has declared it lost."""
 
 
 class OperationKind(StrEnum):

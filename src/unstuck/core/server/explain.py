@@ -168,6 +168,8 @@ def _unplaced(server: Server) -> Why:
 
 def _quiet(server: Server, now: Now) -> str:
     assert server.host is not None
+    if server.host.lost:
+        return f"the host {server.host.hostname} was declared lost by an operator"
     return (
         f"the host agent on {server.host.hostname} has been silent for {now.lease - server.host.seen:.0f} s"
     )
@@ -325,7 +327,7 @@ def _conditions(server: Server, now: Now) -> tuple[Condition, ...]:
             "put the column back from a backup of the store, or delete the server; others are not touched"
         )
         found.append(Condition("record-unreadable", what, remedy))
-    if server.host is not None and now.lease >= server.host.seen + SILENT:
+    if server.host is not None and (server.host.lost or now.lease >= server.host.seen + SILENT):
         code = "host-away" if away(server, now) else "host-silent"
         found.append(
             Condition(

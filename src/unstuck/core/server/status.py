@@ -67,7 +67,7 @@ def host_status(server: Server, now: Now) -> str:
     """UP, UNKNOWN (no word for half a minute), DOWN (for a minute), MAINTENANCE, or empty (no host)."""
     if server.place is None or server.host is None:
         return ""
-    if now.lease >= server.host.seen + AWAY:
+    if server.host.lost or now.lease >= server.host.seen + AWAY:
         return "DOWN"
     if now.lease >= server.host.seen + SILENT:
         return "UNKNOWN"

@@ -20,6 +20,10 @@ hosts = sa.Table(
     sa.Column("created_wall", Seconds, nullable=False),
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("disabled_reason", sa.String(255)),
+    # By an operator's explicit act: declared lost, then struck off. The row of one that was struck off
+    # stays, because tombstones hang from it, and it may join again.
+    sa.Column("forced_down", sa.Boolean, nullable=False),
+    sa.Column("struck_wall", Seconds),
     sa.Column("vcpus", sa.Integer, nullable=False),
     sa.Column("ram_mb", sa.Integer, nullable=False),
     sa.Column("disk_gb", sa.Integer, nullable=False),
@@ -34,6 +38,15 @@ hosts = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("seen", Seconds, nullable=False),
     sa.Column("seen_wall", Seconds, nullable=False),
+)
+
+join_tokens = sa.Table(
+    "join_tokens",
+    metadata,
+    sa.Column("token_hash", sa.String(64), primary_key=True),
+    sa.Column("expires_wall", Seconds, nullable=False),
+    # The one host that it let in.
+    sa.Column("host_id", Id),
 )
 
 servers = sa.Table(

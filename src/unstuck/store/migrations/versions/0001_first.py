@@ -63,6 +63,8 @@ def upgrade() -> None:
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
         sa.Column("disabled_reason", sa.String(length=255), nullable=True),
+        sa.Column("forced_down", sa.Boolean(), nullable=False),
+        sa.Column("struck_wall", sa.Double(), nullable=True),
         sa.Column("vcpus", sa.Integer(), nullable=False),
         sa.Column("ram_mb", sa.Integer(), nullable=False),
         sa.Column("disk_gb", sa.Integer(), nullable=False),
@@ -152,6 +154,13 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_images_name"), ["name"], unique=False)
         batch_op.create_index(batch_op.f("ix_images_upload_until"), ["upload_until"], unique=False)
 
+    op.create_table(
+        "join_tokens",
+        sa.Column("token_hash", sa.String(length=64), nullable=False),
+        sa.Column("expires_wall", sa.Double(), nullable=False),
+        sa.Column("host_id", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint("token_hash", name=op.f("pk_join_tokens")),
+    )
     op.create_table(
         "keypairs",
         sa.Column("user_id", sa.String(length=64), nullable=False),
@@ -649,6 +658,7 @@ def downgrade() -> None:
     op.drop_table("operations")
     op.drop_table("networks")
     op.drop_table("keypairs")
+    op.drop_table("join_tokens")
     with op.batch_alter_table("images", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_images_upload_until"))
         batch_op.drop_index(batch_op.f("ix_images_name"))
