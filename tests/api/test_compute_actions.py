@@ -61,6 +61,27 @@ def test_pause_and_unpause(demo: Cloud, site: Site, server: str) -> None:
     assert [row["action"] for row in actions] == ["unpause", "pause", "create"]
 
 
+def test_suspend_and_resume(demo: Cloud, site: Site, server: str) -> None:
+    assert act(demo, server, "resume").status_code == 409
+    assert act(demo, server, "suspend").status_code == 202
+    assert state(demo, server) == ("ACTIVE", "suspending", 1)
+    assert act(demo, server, "suspend").status_code == 409
+    site.settle()
+    assert state(demo, server) == ("SUSPENDED", None, 4)
+    assert len(demo.get(f"{SERVERS}?status=SUSPENDED").json()["servers"]) == 1
+    for refused in ("suspend", "pause", "unpause", "os-start", "os-stop"):
+        assert act(demo, server, refused).status_code == 409, refused
+    assert act(demo, server, "resume").status_code == 202
+    assert state(demo, server) == ("SUSPENDED", "resuming", 4)
+    site.settle()
+    assert state(demo, server) == ("ACTIVE", None, 1)
+    act(demo, server, "suspend")
+    site.settle()
+    assert act(demo, server, "reboot", {"type": "HARD"}).status_code == 202
+    site.settle()
+    assert state(demo, server) == ("ACTIVE", None, 1)
+
+
 def test_a_locked_server(demo: Cloud, admin: Cloud, site: Site, server: str) -> None:
     assert act(demo, server, "lock", {"locked_reason": "audit"}).status_code == 202
     shown = show(demo, server)
@@ -130,7 +151,7 @@ def test_the_operators_mark(demo: Cloud, admin: Cloud, site: Site, server: str) 
 def test_others_cannot_touch(admin: Cloud, demo: Cloud, site: Site) -> None:
     theirs = admin.ask("POST", SERVERS, json=site.body()).json()["server"]["id"]
     site.settle()
-    for name in ("pause", "unpause", "lock", "unlock"):
+    for name in ("pause", "unpause", "suspend", "resume", "lock", "unlock"):
         assert act(demo, theirs, name).status_code == 404, name
 
 

@@ -106,3 +106,45 @@ def test_a_delete_overtakes_a_rebuild_whose_agent_was_killed(cloud: FaultCloud) 
     cloud.kill("host")
     cloud.start("host")
     cloud.agree_gone(server)
+
+
+@pytest.mark.parametrize(
+    "point", ["driver.save", "driver.save.half", "driver.save+", "driver.quit", "driver.quit+"]
+)
+def test_a_suspend_keeps_the_guest_or_its_whole_memory(cloud: FaultCloud, point: str) -> None:
+    server = running(cloud)
+    boot = cloud.say(server, "boot_id")
+    hit(cloud, server, point, suspend=None)
+    assert cloud.qemus(server) or list(Path(cloud.state.host / "servers" / server).glob("memory-1"))
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "SUSPENDED")
+    assert not cloud.qemus(server)
+    cloud.agree()
+    cloud.act(server, resume=None)
+    cloud.until_status(server, "ACTIVE")
+    assert cloud.say(server, "boot_id") == boot
+    assert cloud.say(server, "read") == "kept"
+    cloud.agree()
+    remove(cloud, server)
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["driver.start.forked", "driver.start+", "driver.drop_memory", "driver.drop_memory+", "driver.resume+"],
+)
+def test_a_resume_wakes_the_guest_once(cloud: FaultCloud, point: str) -> None:
+    server = running(cloud)
+    boot = cloud.say(server, "boot_id")
+    cloud.act(server, suspend=None)
+    cloud.until_status(server, "SUSPENDED")
+    hit(cloud, server, point, resume=None)
+    before = cloud.one(server)
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "ACTIVE")
+    assert cloud.one(server) == before
+    assert cloud.say(server, "boot_id") == boot
+    assert not list(Path(cloud.state.host / "servers" / server).glob("memory-*"))
+    cloud.agree()
+    remove(cloud, server)

@@ -115,6 +115,7 @@ class Cloud:
         sequence: int | None = None,
         incarnation: int | None = None,
         want: Want | None = None,
+        memory: Thing = Thing.ABSENT,
     ) -> None:
         want = want or self.wants(host_id).get(name)
         if fence is None:
@@ -131,7 +132,7 @@ class Cloud:
                 sequence=next(self.sequence) if sequence is None else sequence,
                 server_id=name,
                 fence=fence,
-                observation=Observation(intent, guest, disk, step, trouble),
+                observation=Observation(intent, guest, disk, step, trouble, memory),
                 disk_id=None if disk_id is None or want is None else f"{disk_id}.{want.nonce}",
             ),
         )

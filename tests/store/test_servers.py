@@ -705,3 +705,61 @@ def test_what_was_never_placed_is_not_rebuilt(cloud: Cloud) -> None:
     cloud.store.transact(servers.fail_server, "a", "no-host", "x", "y")
     with pytest.raises(servers.Conflict, match="never placed"):
         rebuild(cloud)
+
+
+def test_suspend_and_resume_are_levels_of_one_guest_process(cloud: Cloud) -> None:
+    cloud.active()
+    edge = cloud.wants()["a"].edge
+    assert cloud.store.transact(server_actions.suspend_server, "a", caller()) == "h"
+    assert (cloud.status().status, cloud.status().task_state) == ("ACTIVE", "suspending")
+    want = cloud.wants()["a"]
+    assert (want.power, want.edge) == (Power.SUSPENDED, edge)
+    cloud.report(Paused(edge), memory=Thing.PRESENT, step=Step.SAVING)
+    assert not cloud.settled(), "its process still lives"
+    cloud.report(Gone(), memory=Thing.PRESENT)
+    shown = cloud.status()
+    assert (shown.status, shown.power_state, cloud.settled()) == ("SUSPENDED", 4, True)
+    for refused in (server_actions.suspend_server, server_actions.pause_server, servers.start_server):
+        with pytest.raises(servers.Conflict):
+            cloud.store.transact(refused, "a", caller())
+    with pytest.raises(servers.Conflict, match="vm_state suspended"):
+        rebuild(cloud)
+    cloud.store.transact(server_actions.resume_server, "a", caller())
+    assert (cloud.status().status, cloud.status().task_state) == ("SUSPENDED", "resuming")
+    assert (cloud.wants()["a"].power, cloud.wants()["a"].edge) == (Power.ON, edge)
+    cloud.report(Running(edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_memory_that_was_lost_is_told_and_a_hard_reboot_is_the_way_out(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    trouble = Trouble("memory-lost", "it ended before", "reboot it hard", final=True)
+    cloud.report(Gone(), trouble=trouble, step=Step.WAITING)
+    assert (cloud.status().status, cloud.settled()) == ("ERROR", True)
+    with pytest.raises(servers.Conflict):
+        cloud.store.transact(server_actions.resume_server, "a", caller())
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    cloud.report(Running(cloud.wants()["a"].edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_hard_reboot_of_a_suspended_server_is_a_cold_one(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    cloud.report(Gone(), memory=Thing.PRESENT)
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    assert cloud.wants()["a"].edge == 3, "the saved memory bears another number"
+
+
+def test_a_suspend_that_is_overdue_may_be_taken_back(cloud: Cloud) -> None:
+    """Law 8: where the memory finds no room on the disk, there is a way out that loses nothing."""
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    with pytest.raises(servers.Conflict, match="vm_state active"):
+        cloud.store.transact(server_actions.resume_server, "a", caller())
+    age(cloud, 301)
+    cloud.store.transact(server_actions.resume_server, "a", caller())
+    assert cloud.wants()["a"].power is Power.ON
+    cloud.report(Running(1))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)

@@ -89,6 +89,15 @@ class Driver(Protocol):
         """Let the guest's CPUs go on. Harmless when repeated."""
         ...
 
+    async def save(self, want: Want) -> None:
+        """The guest's memory to the disk, whole or not at all; its CPUs stand still then. When it fails,
+        they go on."""
+        ...
+
+    async def drop_memory(self, want: Want) -> None:
+        """Remove the saved memory of this edge."""
+        ...
+
     async def power_down(self, want: Want) -> None:
         """Ask the guest to power itself off. Harmless when repeated."""
         ...

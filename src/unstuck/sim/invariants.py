@@ -47,6 +47,10 @@ class Truth(Watch):
         server = self._server(server_id)
         wanted = server is not None and not server.deleted and server.power is not Power.OFF
         alive = guest.state in ("running", "paused", "io-error")
+        folder = host.folders.get(server_id)
+        saved = folder is not None and folder.memory == (guest.edge, folder.writes)
+        if server is not None and server.power is Power.SUSPENDED and saved:
+            return
         if wanted and server is not None and guest.edge >= server.edge and alive:
             self.fail(f"the healthy guest of {server_id} was ended")
 
@@ -70,6 +74,18 @@ class Truth(Watch):
         same = server is not None and server.place is not None and server.place.nonce == want.nonce
         if server is not None and same and server.disk_recorded:
             self.fail(f"the recorded disk of {want.server_id} was made again, empty")
+
+    def loaded(self, host: SimHost, want: Want) -> None:
+        """A memory only ever comes back to the very disk that it left."""
+        folder = host.folders[want.server_id]
+        if folder.memory is None or folder.memory[1] != folder.writes:
+            self.fail(f"an old memory of {want.server_id} was loaded over a disk that has moved on")
+
+    def forgetting(self, host: SimHost, want: Want) -> None:
+        """Saved memory goes only while a guest has it in its process (or the server is deleted)."""
+        server = self._server(want.server_id)
+        if want.server_id not in host.guests and server is not None and not server.deleted:
+            self.fail(f"the only memory of {want.server_id} was dropped")
 
     def dropping(self, host: SimHost, want: Want) -> None:
         """An old disk goes only when the store knows the one that replaces it, and no guest is on it."""
@@ -182,6 +198,9 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
         guest = host.guests.get(server_id)
         if shown == "ACTIVE" and (guest is None or guest.state != "running"):
             wrong.append(f"{server_id} is shown ACTIVE and no guest runs")
+        folder = host.folders.get(server_id)
+        if shown == "SUSPENDED" and (guest is not None or folder is None or folder.memory is None):
+            wrong.append(f"{server_id} is shown SUSPENDED and its memory is not just on the disk")
         if shown == "PAUSED" and (guest is None or guest.state != "paused"):
             wrong.append(f"{server_id} is shown PAUSED and no guest stands still")
         if shown == "SHUTOFF" and guest is not None:

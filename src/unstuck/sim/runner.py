@@ -262,7 +262,7 @@ def applicable(process: str, name: str) -> tuple[Fault, ...]:
     """The faults that can happen at an effect."""
     if process.startswith("agent"):
         crashes: tuple[Fault, ...] = AGENT_FAULTS
-        if name in ("driver.make_disk", "driver.start", "driver.remove_folder"):
+        if name in ("driver.make_disk", "driver.start", "driver.save", "driver.remove_folder"):
             crashes += (Fault.CRASH_HALF,)
         return crashes + NETWORK if name.startswith("control.") else crashes
     return CONTROL_FAULTS
@@ -346,6 +346,22 @@ class SimUser:
     async def unpause(self, name: str) -> None:
         await self._request("unpause", server_actions.unpause_server, name, self._caller())
         self._run.expected[name] = "ACTIVE"
+
+    async def suspend(self, name: str) -> None:
+        await self._request("suspend", server_actions.suspend_server, name, self._caller())
+        self._run.expected[name] = "SUSPENDED"
+
+    async def resume(self, name: str) -> None:
+        await self._request("resume", server_actions.resume_server, name, self._caller())
+        self._run.expected[name] = "ACTIVE"
+
+    async def suspended(self, name: str) -> bool:
+        """Wait for the end of a suspend; where the guest died first, do as the remedy says."""
+        await self.until(name, "SUSPENDED", "ERROR")
+        if self._status(name) == "SUSPENDED":
+            return True
+        await self.reboot(name, soft=False)
+        return False
 
     async def rebuild(self, name: str) -> None:
         expected = self._run.expected[name]

@@ -24,6 +24,12 @@ class User(Protocol):
 
     async def unpause(self, name: str) -> None: ...
 
+    async def suspend(self, name: str) -> None: ...
+
+    async def resume(self, name: str) -> None: ...
+
+    async def suspended(self, name: str) -> bool: ...
+
     async def rebuild(self, name: str) -> None: ...
 
     async def lose_disk(self, name: str) -> None: ...
@@ -148,6 +154,53 @@ async def reboot_while_pausing(user: User) -> None:
     """The one action that may override a pause: a new guest process, and it runs."""
     await pause(user)
     await user.reboot("a", soft=False)
+
+
+async def suspend(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.suspended("a")
+
+
+async def suspend_and_resume(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    if await user.suspended("a"):
+        await user.resume("a")
+        await user.until("a", "ACTIVE")
+
+
+async def suspend_twice(user: User) -> None:
+    await suspend_and_resume(user)
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.suspended("a")
+
+
+async def cold_boot_of_what_was_suspended(user: User) -> None:
+    """The memory is dead then, and never comes back over the disk that moves on."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    if await user.suspended("a"):
+        await user.reboot("a", soft=False)
+        await user.until("a", "ACTIVE")
+
+
+async def reboot_while_suspending(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.reboot("a", soft=False)
+
+
+async def delete_while_suspending(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.delete("a")
 
 
 async def rebuild(user: User) -> None:
@@ -325,6 +378,12 @@ SCENARIOS: dict[str, Script] = {
         pause_and_unpause,
         delete_while_pausing,
         reboot_while_pausing,
+        suspend,
+        suspend_and_resume,
+        suspend_twice,
+        cold_boot_of_what_was_suspended,
+        reboot_while_suspending,
+        delete_while_suspending,
         rebuild,
         rebuild_twice,
         rebuild_what_is_off,

@@ -35,6 +35,7 @@ from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
 
 HEARTBEAT = 5.0
+_STILL = (OperationKind.PAUSE, OperationKind.SUSPEND)
 
 _spec = msgspec.json.Decoder(Spec)
 _NO_SPEC = Spec("", "", "", "", Flavor(0, 0, 0), ())
@@ -391,7 +392,8 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
     now, seen = tx.now, ask.observation
     if isinstance(seen.guest, Unclear) and server.seen is not None:
         # Unknown is never a worse status (law 4): what was seen last stands, with the trouble beside it.
-        seen = msgspec.structs.replace(seen, guest=server.seen.guest, intent=server.seen.intent)
+        last = server.seen
+        seen = msgspec.structs.replace(seen, guest=last.guest, intent=last.intent, memory=last.memory)
     working = server.lease_incarnation is not None
     written = _OBSERVE.run(
         tx,
@@ -422,7 +424,7 @@ def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) 
         return
     now = tx.now
     number = server.intent + 1
-    if server.operation is not None and server.operation.kind is OperationKind.PAUSE:
+    if server.operation is not None and server.operation.kind in _STILL:
         close_operation(tx, server.operation.id, Outcome("failed", "the guest powered itself off first"))
     owner = tx.execute(
         sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)

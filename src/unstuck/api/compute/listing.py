@@ -20,7 +20,7 @@ STATES: Final[dict[str, frozenset[str]]] = {
     "paused": frozenset({"PAUSED"}), "reboot": frozenset({"REBOOT"}), "shutoff": frozenset({"SHUTOFF"}),
     "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset({"REBUILD"}),
     "rescue": frozenset(), "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
-    "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset(),
+    "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset({"SUSPENDED"}),
     "unknown": frozenset(), "verify_resize": frozenset(),
 }  # fmt: skip
 """Every status of the compute API, and which of ours it means."""

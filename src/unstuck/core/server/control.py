@@ -19,6 +19,7 @@ from unstuck.core.server.data import (
     Running,
     Server,
     Step,
+    Thing,
 )
 from unstuck.core.time import Now
 
@@ -140,6 +141,8 @@ def reached(server: Server, seen: Observation) -> bool:
         case Gone():
             # The disk of a server that never had one is not missed; a rebuild asks for one, and is over
             # when what it replaced is gone too.
+            if server.power is Power.SUSPENDED:
+                return seen.memory is Thing.PRESENT
             rebuilt = server.disk_recorded and seen.step is Step.AT_REST
             return server.power is Power.OFF and (rebuilt or not server.replaced)
         case _:

@@ -12,10 +12,11 @@ import msgspec
 
 
 class Power(StrEnum):
-    """What the user wants of the guest: to run, to stand still, or not to be there."""
+    """What the user wants of the guest: to run, to stand still, to wait on the disk, or not to be there."""
 
     ON = "on"
     PAUSED = "paused"
+    SUSPENDED = "suspended"
     OFF = "off"
 
 
@@ -198,6 +199,8 @@ class View(msgspec.Struct, frozen=True):
     remedy: str = ""
     replaced: Thing = Thing.ABSENT
     """Disks that the wanted one takes the place of."""
+    memory: Thing = Thing.ABSENT
+    """The memory of the wanted edge, whole on the disk: no CPU of it has run since it was saved."""
 
 
 class Step(StrEnum):
@@ -209,6 +212,7 @@ class Step(StrEnum):
     NETWORK = "network"
     STARTING = "starting"
     PAUSING = "pausing"
+    SAVING = "saving"
     STOPPING = "stopping"
     REMOVING = "removing"
     AT_REST = "at-rest"
@@ -233,6 +237,7 @@ class Observation(msgspec.Struct, frozen=True):
     disk: Thing
     step: Step
     trouble: Trouble | None = None
+    memory: Thing = Thing.ABSENT
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -262,6 +267,8 @@ class OperationKind(StrEnum):
     REBOOT = "reboot"
     PAUSE = "pause"
     UNPAUSE = "unpause"
+    SUSPEND = "suspend"
+    RESUME = "resume"
     REBUILD = "rebuild"
     LOCK = "lock"
     UNLOCK = "unlock"

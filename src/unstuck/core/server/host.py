@@ -55,6 +55,8 @@ class Do(StrEnum):
     START = "start"
     PAUSE = "pause"
     RESUME = "resume"
+    SAVE = "save"
+    DROP_MEMORY = "drop_memory"
     POWER_DOWN = "power_down"
     QUIT = "quit"
     REMOVE_NICS = "remove_nics"
@@ -111,17 +113,46 @@ def plan_host(want: Want, view: View) -> Decision:
             trouble = Trouble("guest-mute", reason or "the guest process does not answer", "reboot it hard")
             return Hold(Step.WAITING, 5.0, trouble)
         case Running():
-            stop = Act(Do.PAUSE, Step.PAUSING) if want.power is Power.PAUSED else None
-            return _record(want, view) or stop or Rest()
+            return _record(want, view) or _running(want, view)
         case Paused(_, reason):
-            go = _continue(reason) if want.power is Power.ON else None
-            return _record(want, view) or go or Rest()
+            return _record(want, view) or _standing(want, view, reason)
         case Off():
             return _record(want, view) or Rest()
         case Gone():
             return _raise(want, view)
         case _ as never:
             assert_never(never)
+
+
+def _running(want: Want, view: View) -> Decision:
+    if view.memory is Thing.PRESENT:
+        return Act(Do.DROP_MEMORY, Step.STARTING)  # a CPU has run since: it is dead
+    if want.power is Power.PAUSED:
+        return Act(Do.PAUSE, Step.PAUSING)
+    return Act(Do.SAVE, Step.SAVING) if want.power is Power.SUSPENDED else Rest()
+
+
+def _standing(want: Want, view: View, reason: str) -> Decision:
+    """While a saved memory is there that could be loaded, no CPU runs: else the guest's disk would move on,
+    and the old memory could come back over it. So it goes first; the guest in its process has it all."""
+    if want.power is Power.SUSPENDED:
+        saved = view.memory is Thing.PRESENT
+        return Act(Do.QUIT, Step.SAVING) if saved else Act(Do.SAVE, Step.SAVING)
+    if view.memory is Thing.PRESENT:
+        return Act(Do.DROP_MEMORY, Step.STARTING)
+    return _continue(reason) if want.power is Power.ON else Rest()
+
+
+def _suspended(view: View) -> Decision:
+    if view.memory is Thing.PRESENT:
+        return Rest()
+    trouble = Trouble(
+        "memory-lost",
+        "the guest ended before its memory was saved",
+        "reboot it hard: it boots from its disk, as after a crash",
+        final=True,
+    )
+    return Hold(Step.WAITING, 30.0, trouble)
 
 
 def after_failure(reason: str, remedy: str, lasting: int) -> Trouble:
@@ -181,6 +212,8 @@ def _raise(want: Want, view: View) -> Decision:
     """The guest is certainly not there: bring it up, step by step, if it should be."""
     if want.power is Power.OFF:
         return _rebuild_off(want, view) or _record(want, view) or Rest()
+    if want.power is Power.SUSPENDED:
+        return _record(want, view) or _suspended(view)
     return _images_and_disk(want, view) or _network(view) or _start(view)
 
 

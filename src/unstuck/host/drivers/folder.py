@@ -153,6 +153,16 @@ class ServerFolder:
             raise DriverError("the grant's nonce cannot name a disk")
         return self.path / f"disk-{nonce}.qcow2"
 
+    def memory(self, edge: int) -> Path:
+        """The saved memory of one guest process: by its number, so that no other start can load it."""
+        return self.path / f"memory-{edge}"
+
+    def drop_memories(self, keep: Path | None = None) -> None:
+        """Remove saved memory that nobody can want any more."""
+        for path in self.path.glob("memory-*"):
+            if path != keep:
+                path.unlink(missing_ok=True)
+
     def disks(self) -> list[str]:
         """The names of all finished disks in here, whoever made them."""
         with contextlib.suppress(FileNotFoundError):

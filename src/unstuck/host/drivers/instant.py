@@ -90,7 +90,9 @@ class InstantDriver:
         def start(folder: ServerFolder) -> None:
             if not folder.disk(want.nonce).exists():
                 raise DriverError("the root disk is not there")
-            self._mark(folder, Marker(want.edge, self._boot_id))
+            saved = folder.memory(want.edge)
+            folder.drop_memories(keep=saved)
+            self._mark(folder, Marker(want.edge, self._boot_id, paused=saved.exists()))
             folder.console.write_text(f"instant guest {want.spec.name}, start {want.edge}\n")
 
         await self._do(want, start)
@@ -101,6 +103,13 @@ class InstantDriver:
 
     async def resume(self, want: Want) -> None:
         await self._stand(want, still=False)
+
+    async def save(self, want: Want) -> None:
+        await self._stand(want, still=True)
+        await self._do(want, lambda folder: _make(folder, folder.memory(want.edge)))
+
+    async def drop_memory(self, want: Want) -> None:
+        await self._do(want, lambda folder: folder.memory(want.edge).unlink(missing_ok=True))
 
     async def _stand(self, want: Want, *, still: bool) -> None:
         def stand(folder: ServerFolder) -> None:
@@ -164,7 +173,8 @@ class InstantDriver:
         present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
         old = any(folder.disk(nonce).exists() for nonce in want.replaced)
         replaced = Thing.PRESENT if old else Thing.ABSENT
-        return View(self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced)
+        memory = Thing.PRESENT if folder.memory(want.edge).exists() else Thing.ABSENT
+        return View(self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced, memory=memory)
 
     def _see_guest(self, folder: ServerFolder) -> Guest:
         marker = self._marker(folder)

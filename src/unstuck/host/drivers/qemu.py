@@ -23,7 +23,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.host.driver import DriverError, words
-from unstuck.host.drivers import disk
+from unstuck.host.drivers import disk, memory
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import FolderError, ServerFolder, check_identity, knows, server_ids
 from unstuck.host.drivers.guests import Guests
@@ -111,7 +111,9 @@ class QemuDriver:
         images = self._images(want)
         reason = "; ".join(part for part in (sight.reason, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced)
+        return View(
+            guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory
+        )
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
         process = sight.process
@@ -170,7 +172,13 @@ class QemuDriver:
         await self._guests.tell(await self._checked(want), "stop")
 
     async def resume(self, want: Want) -> None:
-        await self._guests.tell(await self._checked(want), "cont")
+        await self._guests.resume(await self._checked(want), want)
+
+    async def save(self, want: Want) -> None:
+        await self._guests.save(await self._checked(want), want)
+
+    async def drop_memory(self, want: Want) -> None:
+        await asyncio.to_thread(memory.drop, await self._checked(want), want)
 
     async def power_down(self, want: Want) -> None:
         await self._guests.power_down(await self._checked(want))

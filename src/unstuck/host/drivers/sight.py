@@ -37,6 +37,7 @@ class Sight(msgspec.Struct, frozen=True):
     folder: Thing
     reason: str
     replaced: Thing
+    memory: Thing
 
 
 def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> Sight:
@@ -47,7 +48,12 @@ def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> S
     old = any(folder.disk(nonce).exists() for nonce in want.replaced if nonce != want.nonce)
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
-    return Sight(process, guest, disk, present, reason, Thing.PRESENT if old else Thing.ABSENT)
+    saved = folder.memory(want.edge).exists()
+    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved))
+
+
+def _thing(there: bool) -> Thing:
+    return Thing.PRESENT if there else Thing.ABSENT
 
 
 def find_process(folder: ServerFolder) -> Process | None:

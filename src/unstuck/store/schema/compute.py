@@ -114,7 +114,7 @@ servers = sa.Table(
     sa.CheckConstraint("(lease_incarnation IS NULL) = (work_deadline IS NULL)", name="work_has_deadline"),
     sa.CheckConstraint("deleted OR NOT removed", name="removed_is_deleted"),
     sa.CheckConstraint("settled OR NOT removed", name="removed_is_settled"),
-    sa.CheckConstraint("power IN ('on', 'paused', 'off')", name="power"),
+    sa.CheckConstraint("power IN ('on', 'paused', 'suspended', 'off')", name="power"),
     sa.CheckConstraint("locked_by IN ('owner', 'admin')", name="locked_by"),
     sa.CheckConstraint("locked_by IS NOT NULL OR locked_reason IS NULL", name="reason_of_a_lock"),
     sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name="deleted_since"),

@@ -302,7 +302,7 @@ def upgrade() -> None:
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.Column("next_look", sa.Double(), nullable=True),
         sa.CheckConstraint("locked_by IN ('owner', 'admin')", name=op.f("ck_servers_locked_by")),
-        sa.CheckConstraint("power IN ('on', 'paused', 'off')", name=op.f("ck_servers_power")),
+        sa.CheckConstraint("power IN ('on', 'paused', 'suspended', 'off')", name=op.f("ck_servers_power")),
         sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name=op.f("ck_servers_deleted_since")),
         sa.CheckConstraint(
             "(lease_incarnation IS NULL) = (work_deadline IS NULL)", name=op.f("ck_servers_work_has_deadline")
