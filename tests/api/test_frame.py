@@ -145,6 +145,7 @@ def test_a_call_reaches_its_handler_with_decoded_parameters(ask: Ask) -> None:
 
 def test_a_trailing_slash_is_an_empty_id_and_not_the_list(ask: Ask) -> None:
     assert ask("GET", THINGS + "/").status_code == 404
+    assert ask("DELETE", THINGS + "/").status_code == 404
 
 
 def test_head_answers_like_get_without_a_body(ask: Ask) -> None:

@@ -76,6 +76,7 @@ class FaultCloud:
         self._stack = contextlib.ExitStack()
         self._cloud: Cloud | None = None
         self._notes: list[str] = []
+        self.environment: dict[str, str] = {}
 
     # --- processes
 
@@ -97,6 +98,7 @@ class FaultCloud:
     def launch(self, role: Role, barrier: str = "") -> subprocess.Popen[bytes]:
         """Start one process and wait for nothing."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UNSTUCK_", "OS_"))}
+        kept.update(self.environment)
         if barrier:
             kept[VARIABLE] = barrier
         with (self.state.logs / f"{role}.log").open("ab") as log:

@@ -86,6 +86,11 @@ class Cloud:
         beat = Heartbeat(self.agents[host_id].incarnation, next(self.sequence))
         self.store.transact(agents.heartbeat, host_id, beat)
 
+    def beat_at(self, wall: float, host_id: str = "h") -> None:
+        """A heartbeat that says what time it is on the host."""
+        beat = Heartbeat(self.agents[host_id].incarnation, next(self.sequence), wall=wall)
+        self.store.transact(agents.heartbeat, host_id, beat)
+
     def create(self, name: str = "a", ram_mb: int = 64) -> None:
         self.store.transact(insert, name, ram_mb)
 

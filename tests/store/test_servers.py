@@ -27,6 +27,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.store import agents, clock, networks, server_actions, server_edit, server_rebuild, servers
 from unstuck.store.engine import Store, Tx
+from unstuck.store.generation import Behind
 from unstuck.store.schema.clock import clock as clock_table
 from unstuck.store.schema.compute import operations, placements
 from unstuck.store.schema.compute import servers as table
@@ -379,7 +380,11 @@ def test_the_world_tells_only_news_after_the_first_time(cloud: Cloud) -> None:
     assert again.ids == ("a",)
     cloud.store.transact(servers.stop_server, "a", caller())
     assert [w.power for w in cloud.wants(since=world.version).values()] == [Power.OFF]
-    assert "a" in cloud.wants(since=world.version + 1_000), "a version from another history tells all"
+    other = cloud.store.read(agents.world, "h", incarnation, world.version + 1_000, "another history")
+    assert other.ids == ("a",)
+    assert [w.server_id for w in other.wants] == ["a"], "a version from another history tells all"
+    with pytest.raises(Behind):
+        cloud.store.read(agents.world, "h", incarnation, world.version + 1_000, other.terms.history)
 
 
 CHECKS = {

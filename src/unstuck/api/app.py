@@ -22,6 +22,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.compute",
     "unstuck.api.network",
     "unstuck.api.explain",
+    "unstuck.api.recovery",
     "unstuck.api.metrics",
 ]
 

@@ -39,7 +39,7 @@ RENDERERS: Final[dict[str, Renderer]] = {
     "networking": errors.render_network,
     "database": errors.render_compute,
 }
-_STRICT: Final = frozenset({"compute", "image"})
+_STRICT: Final = (b"/compute/", b"/image/")
 _JSON: Final = "application/json"
 _RACED: Final = ("23505", "23503")
 """PostgreSQL: not unique, or the other row is gone. What was checked first can only happen by a race."""
@@ -100,8 +100,6 @@ class Dispatcher:
         entries, values = self._find(call.http.method, raw_path)
         call.route = entries[0].route.path
         public = any(e.policy.public for e in entries)
-        if raw_path.endswith(b"/") and service in _STRICT and not public:
-            raise errors.not_found()  # the id at the end is empty: it is not the list that is meant
         if not public:
             call.identify(await self.authenticate(call))
             vouch(call.http.scope, "user")
@@ -129,6 +127,8 @@ class Dispatcher:
         if found is None:
             raise errors.not_found()
         methods, values = found
+        if raw_path.endswith(b"/") and raw_path.startswith(_STRICT) and not _is_public(methods):
+            raise errors.not_found()  # the id at the end is empty: it is not the list that is meant
         entries = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
         if entries is None:
             raise ApiError(
@@ -137,6 +137,11 @@ class Dispatcher:
                 headers={"allow": ", ".join(sorted(methods))},
             )
         return entries, values
+
+
+def _is_public(methods: Mapping[str, list[Entry]]) -> bool:
+    """Version documents are asked for with a slash at the end, and without."""
+    return any(entry.policy.public for entries in methods.values() for entry in entries)
 
 
 def _as_api_error(raised: Exception, request_id: str) -> ApiError:

@@ -132,23 +132,54 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
-def sweep(state_dir: Path, needed: Callable[[Sequence[str]], Mapping[str, str | None]]) -> Swept:
+def sweep(
+    state_dir: Path, needed: Callable[[Sequence[str]], Mapping[str, str | None]], limit: int = 1000
+) -> Swept:
     """Remove files of images that we know, and whose nonce nobody needs.
 
     ``needed`` gives for known image ids the nonce in use; it is asked after the folder was listed, so a
     file that appears later is not judged. Files of images that the store does not know are never
-    removed, only reported: the store may be an older copy.
+    removed, only reported: the store may be an older copy. ``limit``: how many are removed at most.
     """
     place = folder(state_dir)
     if not place.is_dir():
         return Swept()
     found = [(path, match) for path in sorted(place.iterdir()) if (match := _NAME.fullmatch(path.name))]
     known = needed(sorted({match[1] for _, match in found})) if found else {}
-    removed, unknown = [], []
+    removed: list[str] = []
+    unknown: list[str] = []
     for path, match in found:
         if match[1] not in known:
             unknown.append(path.name)
-        elif known[match[1]] != match[2]:
+        elif known[match[1]] != match[2] and len(removed) < limit:
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return Swept(removed=tuple(removed), unknown=tuple(unknown))
+
+
+class Disputed(msgspec.Struct, frozen=True, kw_only=True):
+    """After the store was set back. ``files``: whole files that no image names. ``missing``: ids of images
+    whose recorded file is not there."""
+
+    files: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def disputed(state_dir: Path, used: Mapping[str, str]) -> Disputed:
+    """Compare the folder with the names in use (name to image id). Uploads that were cut off are no data."""
+    place = folder(state_dir)
+    whole = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    whole = {name for name in whole if _NAME.fullmatch(name) and not name.endswith(_PART)}
+    missing = {image_id for name, image_id in used.items() if name not in whole and image_id}
+    return Disputed(files=tuple(sorted(whole - used.keys())), missing=tuple(sorted(missing)))
+
+
+def set_aside(state_dir: Path, name: str) -> None:
+    """Move a file that no image names out of the way of every sweep; it is kept."""
+    path = open_path(state_dir, name)
+    aside = path.parent.with_name("set-aside")
+    aside.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside / name)
+    _sync_folder(aside)
+    _sync_folder(path.parent)

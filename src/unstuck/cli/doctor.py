@@ -1,4 +1,7 @@
-"""``unstuck doctor``: is this machine fit, and is here what the store says? It changes nothing."""
+"""``unstuck doctor``: is this machine fit, and is here what the store says?
+
+It changes nothing, but where an operator accepts what it showed after the store was set back.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,12 @@ SETTLE = 5.0
 def doctor(
     *,
     output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
+    accept: str | None = None,
+    project: str | None = None,
+    give_up: Annotated[list[str] | None, Parameter(negative="")] = None,
     state: Path | None = None,
 ) -> int:
-    """Check this machine, and compare the store with what is here; changes nothing.
+    """Check this machine, and compare the store with what is here; changes nothing, but with --accept.
 
     Exit code 1 where something does not work or differs.
 
@@ -42,22 +48,71 @@ def doctor(
     ----------
     output
         text or json.
+    accept
+        Settle what is in dispute after the store was set back, exactly as doctor showed it under this id.
+    project
+        With --accept: the project of servers whose own project the store does not know.
+    give_up
+        With --accept: id of a server that the store had lost, to be deleted with its disk.
     state
         The state folder.
     """
     found = state_of(state)
+    if accept is not None:
+        return _accept(found, accept, project, give_up or [])
     try:
         driver = found.read().driver if found.prepared() else "qemu"
     except StateError as error:
         raise CliError(str(error)) from None
     checks = [*machine(found, driver), *_processes(found), *_records(found)]
     differences = _differences(found, driver) if found.prepared() else []
-    bad = bool(differences) or any(check.level == "fault" for check in checks)
+    recovery = _recovery(found) if found.prepared() else None
+    bad = bool(differences or recovery) or any(check.level == "fault" for check in checks)
     if output == "json":
-        show_json({"ok": not bad, "checks": checks, "differences": differences})
+        show_json({"ok": not bad, "checks": checks, "differences": differences, "recovery": recovery})
     else:
         _print(checks, differences)
+        _print_recovery(recovery)
     return 1 if bad else 0
+
+
+def _recovery(state: State) -> dict[str, Any] | None:
+    """What is in dispute after the store was set back, as the running control plane says."""
+    try:
+        with connect(state) as cloud:
+            found: dict[str, Any] | None = cloud.get("/unstuck/v1/recovery")["recovery"]
+    except CliError:
+        return None  # it does not answer, which is told elsewhere
+    return found
+
+
+def _accept(state: State, diff_id: str, project: str | None, give_up: list[str]) -> int:
+    body = {"id": diff_id, "project": project, "give_up": give_up}
+    with connect(state) as cloud:
+        done = cloud.ask("POST", "/unstuck/v1/recovery/accept", json=body).json()
+    for item in done["accepted"]:
+        given_up = item["id"] in give_up
+        action = "it is deleted with its disk, as you said" if given_up else item["action"]
+        print(f"{item['kind']} {item['name']} ({item['id']}): {action}")
+    print("Settled: store and hosts agree again.")
+    return 0
+
+
+def _print_recovery(found: dict[str, Any] | None) -> None:
+    if found is None:
+        return
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found["since"]))
+    print(f"The store was set back; noticed {when}: {found['why']}.")
+    print("What store and hosts agree on goes on by itself. Nothing is collected meanwhile.")
+    for name in found["waiting_for"]:
+        print(f"WAIT  host {name} has not said what it holds: start its agent, or disable the host")
+    for item in found["items"]:
+        print(f"DISPUTE  {item['kind']}: {item['name']} ({item['id']}): {item['detail']}")
+        print(f"      -> when accepted: {item['action']}")
+    if any(item["kind"] == "server-unknown" for item in found["items"]):
+        print("A server that the store had lost is deleted instead with --give-up ITS-ID.")
+    if found["items"] and not found["waiting_for"]:
+        print(f"To settle all of it: unstuck doctor --accept {found['id']}")
 
 
 def _processes(state: State) -> list[Check]:

@@ -18,8 +18,9 @@ from unstuck.core.server.control import (
     plan_control,
 )
 from unstuck.core.time import backoff
+from unstuck.runtime.marks import Forgetful, Marks
 from unstuck.runtime.metrics import Steps, Unwatched
-from unstuck.store import asks, clock, servers
+from unstuck.store import asks, generation, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
 
@@ -63,12 +64,22 @@ class Controller:
     """Looks at every server whose next look is due and takes the control plane's next step for it."""
 
     def __init__(
-        self, port: Port, store: Transactions, notify: Callable[[str], None], *, tick: float = TICK,
-        watch: Steps | None = None, together: Together = one_by_one,
-    ) -> None:  # fmt: skip
+        self,
+        port: Port,
+        store: Transactions,
+        notify: Callable[[str], None],
+        *,
+        tick: float = TICK,
+        watch: Steps | None = None,
+        together: Together = one_by_one,
+        marks: Marks | None = None,
+        disputed_files: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
         self._together = together
         self._watch = watch or Unwatched()
         self._tick = tick
+        self._marks: Marks = Forgetful() if marks is None else marks
+        self._disputed_files = disputed_files
         self._port = port
         self._store = store
         self._notify = notify
@@ -82,8 +93,12 @@ class Controller:
         away = False
         while True:
             try:
-                if await self._tx(clock.tick, lease_seconds=LEASE):
+                beat = await self._tx(generation.tick, lease_seconds=LEASE, heard=self._marks.mark)
+                self._marks.hear(beat.mark)
+                if beat.sweep:
                     await self._tx(asks.sweep_asks)
+                if beat.recovering:
+                    await self._recover()
                 if away:
                     away = False
                     log.info("store is available again")
@@ -91,6 +106,15 @@ class Controller:
                 away = True
                 log.warning("store unavailable", error=str(error))
             await self._port.pause(self._tick, "tick")
+
+    async def _recover(self) -> None:
+        """Recovery mode ends by itself where nothing is in dispute; else an operator ends it."""
+        files = self._disputed_files
+        try:
+            if files is None or await self._port.effect("files.disputed", files) == 0:
+                await self._tx(generation.end_if_agreed)
+        except OSError as error:
+            log.warning("what image files are there cannot be seen", error=str(error))
 
     async def servers_forever(self) -> None:
         """Take the next step for each due server; one bad record stops nobody else (law 8)."""

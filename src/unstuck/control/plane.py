@@ -20,11 +20,12 @@ from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
-from unstuck.control.collect import collect_forever
+from unstuck.control.collect import collect_forever, count_disputed
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
+from unstuck.runtime.marks import MarkFile, Marks
 from unstuck.runtime.metrics import Metrics
 from unstuck.runtime.port import AsyncPort, at_once
 from unstuck.runtime.processes import myself
@@ -66,7 +67,9 @@ def routes() -> list[Route]:
 class ControlPlane:
     """Everything of one control process between its set-up and its end."""
 
-    def __init__(self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket, marks: Marks
+    ) -> None:
         self._port = port
         self._listener = listener
         self._store = store
@@ -81,7 +84,10 @@ class ControlPlane:
             access_log=False, server_header=False, timeout_graceful_shutdown=3, timeout_keep_alive=75,
         )  # fmt: skip
         self._server = Server(config)
-        self._controller = Controller(port, store, self._notifier.wake, watch=self._metrics, together=at_once)
+        self._controller = Controller(
+            port, store, self._notifier.wake, watch=self._metrics, together=at_once, marks=marks,
+            disputed_files=lambda: count_disputed(store, settings.state_dir),
+        )  # fmt: skip
 
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -124,7 +130,7 @@ class ControlPlane:
 async def run(
     state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str
 ) -> int:
-    plane = ControlPlane(store, settings, port, listener)
+    plane = ControlPlane(store, settings, port, listener, MarkFile(state.store_mark, ticks=1))
     me = myself()
     ready = Ready(me.pid, me.start, url)
     # The socket listens already: whoever connects from here on is answered.

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
+import structlog
 
+from unstuck.runtime.marks import MarkFile
 from unstuck.runtime.state import LocalHost, State
 from unstuck.store import agents, identity, networks
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store, Tx
 from unstuck.store.flavors import ensure_default_flavors
+from unstuck.store.generation import notice, notice_origin
 from unstuck.store.schema.identity import identity_state
+
+log = structlog.get_logger(__name__)
 
 
 def has_users(tx: Tx) -> bool:
@@ -25,6 +30,10 @@ def has_users(tx: Tx) -> bool:
 def set_up(store: Store, state: State, *, network: str) -> None:
     """Make the store complete; what is there already stays as it is. Blocking."""
     store.transact(init_clock, generation_id=secrets.token_hex(16))
+    # Before anything is decided on it: it may be a copy that somebody has put back.
+    if store.transact(notice, MarkFile(state.store_mark).mark, "the control plane's own record"):
+        log.warning("the store was set back: recovery mode; see `unstuck doctor`")
+    store.transact(notice_origin)
     if not store.read(has_users):
         _first_users(store, state)
     store.transact(first_rows, cidr=network)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from unstuck.core.server.data import Fence, Observation, Want
+from unstuck.core.generation import Mark
+from unstuck.core.server.data import Fence, Observation, Spec, Thing, Want
 
 PROTOCOL = 1
 """What this version speaks: an agent this, a control plane also the one before."""
@@ -42,19 +43,31 @@ class Register(msgspec.Struct, frozen=True):
 
     ``after`` is the incarnation to follow on, by compare-and-swap; -1 only asks which one that is. So a
     late copy of this message cannot end an agent that came after its sender.
+    ``mark`` is the furthest that this host has heard the store go, from its own disk.
     """
 
     start: str
     facts: HostFacts
     after: int = -1
+    mark: Mark | None = None
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The control plane's answer to every agent call: the store's generation and tick."""
+    """The control plane's answer to every agent call: the store's generation and tick.
+
+    ``session`` is another whenever the store may have been put back (it was opened or started anew):
+    then nothing that was said before is certain to be known.
+    """
 
     generation: int
     generation_id: str
     tick: int
+    session: str = ""
+
+    @property
+    def history(self) -> str:
+        """What a version of the world belongs to."""
+        return f"{self.generation_id}.{self.session}"
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -72,11 +85,50 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """``unknown``: ids of what the host has and was never told of; reported, never destroyed (law 7)."""
+    """``unknown``: ids of what the host has and was never told of; reported, never destroyed (law 7).
+
+    ``wall`` is the host's own clock: only ever a witness to whether the store's jumped (law 9).
+    """
 
     incarnation: int
     sequence: int
     unknown: tuple[str, ...] = ()
+    mark: Mark | None = None
+    wall: float | None = None
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What a host has of one server, from its own disk: all that a store may have lost.
+
+    ``fence`` is None where the record of the grant cannot be read; ``guest`` is present from a guest
+    process's first moment on.
+    """
+
+    server_id: str
+    guest: Thing
+    disk: Thing
+    fence: Fence | None = None
+    nonce: str = ""
+    edge: int = 0
+    intent: int = 0
+    spec: Spec | None = None
+
+
+class Holdings(msgspec.Struct, frozen=True):
+    """Everything that a host has. ``complete``: only then is what is not in it certainly not there."""
+
+    incarnation: int
+    sequence: int
+    held: tuple[Holding, ...]
+    complete: bool = True
+    mark: Mark | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """``again``: the store cannot go on with this host before it has heard everything."""
+
+    terms: Terms
+    again: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True):

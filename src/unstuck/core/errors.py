@@ -45,6 +45,12 @@ class Conflict(Refused):
     status = 409
 
 
+class Unavailable(Refused):
+    """It cannot be decided now, and can be in a while (503)."""
+
+    status = 503
+
+
 class TooLarge(Refused):
     """More than a limit allows (413)."""
 

@@ -14,7 +14,19 @@ from typing import Any, TypeVar, assert_never
 import msgspec
 import structlog
 
-from unstuck.core.agents import Answer, Ask, Claim, Heartbeat, HostFacts, Register, Report, World
+from unstuck.core.agents import (
+    Answer,
+    Ask,
+    Claim,
+    Heartbeat,
+    Holdings,
+    HostFacts,
+    Register,
+    Report,
+    Terms,
+    World,
+)
+from unstuck.core.generation import Mark
 from unstuck.core.port import Port
 from unstuck.core.server.data import (
     BootImage,
@@ -36,8 +48,9 @@ from unstuck.core.server.data import (
 )
 from unstuck.core.server.host import Act, Do, Hold, Rest, after_failure, plan_host
 from unstuck.core.time import backoff
-from unstuck.host.control import Control, Incompatible, Refused, Superseded, Unreachable
+from unstuck.host.control import Behind, Control, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.driver import Driver, DriverError, shortage
+from unstuck.runtime.marks import Forgetful, Marks
 
 T = TypeVar("T")
 
@@ -61,12 +74,28 @@ class Held(msgspec.Struct, frozen=True):
 class Agent:
     """One incarnation of a host's agent. ``run`` ends when it is superseded."""
 
-    def __init__(self, port: Port, control: Control, driver: Driver, facts: HostFacts, start: str) -> None:
+    def __init__(
+        self,
+        port: Port,
+        control: Control,
+        driver: Driver,
+        facts: HostFacts,
+        start: str,
+        marks: Marks | None = None,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
         self._port = port
         self._control = control
         self._driver = driver
         self._facts = facts
         self._start = start
+        self._marks: Marks = Forgetful() if marks is None else marks
+        self._wall = wall
+        self._history = ""
+        """The store's history that this agent has told what is here."""
+        self._lost = False
+        """The store does not know this incarnation any more, or wants to hear first what is here."""
+        self._registering = False
         self._incarnation = 0
         self._sequence = 0
         self._version = -1
@@ -87,6 +116,11 @@ class Agent:
         return self._incarnation
 
     @property
+    def history(self) -> str:
+        """The history of the store that it follows."""
+        return self._history
+
+    @property
     def caught_up(self) -> bool:
         """It knows its world, and has reported every server of it since it started."""
         return self._knows_world and self._held.keys() <= self._reported.keys()
@@ -105,9 +139,27 @@ class Agent:
         await self._follow_world()
 
     async def _call(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
-        answer = await self._port.effect(f"control.{name}", work)
+        spoke_as = self._incarnation
+        try:
+            answer = await self._port.effect(f"control.{name}", work)
+        except Behind:
+            self._lost = True
+            self._port.wake("world")
+            raise
+        except Superseded as error:
+            if self._registering or spoke_as != self._incarnation:
+                # By ourselves: the store had forgotten us, and we have a new number since.
+                raise Unreachable(f"said under an incarnation of our own that is over: {error}") from error
+            raise
         self._answered = self._port.clock()
         return answer
+
+    def _hear(self, terms: Terms, version: int = 0) -> None:
+        """Keep how far the store has come; where it is another than the one that was told, tell it."""
+        mark = Mark(terms.generation, terms.generation_id, terms.tick, version, self._incarnation)
+        self._marks.hear(mark)
+        if self._history and terms.history != self._history:
+            self._port.wake("world")
 
     def _next_sequence(self) -> int:
         self._sequence += 1
@@ -116,7 +168,7 @@ class Agent:
     async def _register(self) -> None:
         after = -1
         for attempt in itertools.count(1):
-            ask = Register(self._start, self._facts, after)
+            ask = Register(self._start, self._facts, after, self._marks.mark)
             try:
                 terms = await self._call("register", functools.partial(self._control.register, ask))
             except Unreachable as error:
@@ -129,8 +181,38 @@ class Agent:
                 continue
             self._incarnation = terms.incarnation
             self._heartbeat, self._lease = terms.heartbeat, terms.lease
+            self._hear(terms.terms)
             log.info("registered", incarnation=terms.incarnation, generation=terms.terms.generation)
             return
+
+    async def _meet(self) -> None:
+        """The store is another than the one that was told what is here: tell it, before hearing what it
+        wants, and then say everything anew. What was told before it may have lost."""
+        if self._lost:
+            self._lost = False
+            self._registering = True
+            await self._register()
+            self._registering = False
+        told = await self._call("tell", functools.partial(self._control.tell, await self._holdings()))
+        self._hear(told.terms)
+        if told.again:
+            raise Unreachable("the state folder cannot be read, and the store has to know what is in it")
+        if told.terms.history != self._history:
+            self._history = told.terms.history
+            self._version = -1
+            self._claimed.clear()
+            self._reported.clear()
+            for server_id in self._held:
+                self._port.wake(server_id)
+
+    async def _holdings(self) -> Holdings:
+        mark, sequence = self._marks.mark, self._next_sequence()
+        try:
+            held = await self._port.effect("driver.holdings", self._driver.holdings)
+        except DriverError as error:
+            log.warning("what is here cannot be seen", error=str(error))
+            return Holdings(self._incarnation, sequence, (), complete=False, mark=mark)
+        return Holdings(self._incarnation, sequence, held, mark=mark)
 
     async def _beat_forever(self) -> None:
         while True:
@@ -141,8 +223,10 @@ class Agent:
             await self._port.pause(self._heartbeat, "heartbeat")
 
     async def _beat(self) -> None:
-        beat = Heartbeat(self._incarnation, self._next_sequence(), await self._strangers())
-        await self._call("heartbeat", lambda: self._control.heartbeat(beat))
+        strangers = await self._strangers()
+        wall = None if self._wall is None else self._wall()
+        beat = Heartbeat(self._incarnation, self._next_sequence(), strangers, self._marks.mark, wall)
+        self._hear(await self._call("heartbeat", lambda: self._control.heartbeat(beat)))
 
     async def _strangers(self) -> tuple[str, ...]:
         """Ids of what is on this host and not in its world: shown, never touched (law 7)."""
@@ -158,9 +242,7 @@ class Agent:
         failures = 0
         while True:
             try:
-                world = await self._call(
-                    "world", lambda: self._control.world(self._incarnation, self._version)
-                )
+                world = await self._world()
             except Unreachable as error:
                 failures += 1
                 await self._port.pause(
@@ -173,11 +255,24 @@ class Agent:
                 # A question that is being answered makes the call return at once: do not spin on it.
                 await self._port.pause(max(self._control.idle, 0.05 if world.asks else 0.0), "world")
 
+    async def _world(self) -> World:
+        """The next news, of a store that knows what is here."""
+        while True:
+            if self._lost or not self._history:
+                await self._meet()
+            world = await self._call(
+                "world", lambda: self._control.world(self._incarnation, self._version, self._history)
+            )
+            if world.terms.history == self._history:
+                return world
+            self._history = ""
+
     def _take_world(self, world: World) -> bool:
         """Keep the newest of everything; true if there was anything new."""
         now = self._port.clock()
         news = world.version != self._version
         self._version = world.version
+        self._hear(world.terms, world.version)
         self._knows_world = True
         for want in world.wants:
             known = self._held.get(want.server_id)
@@ -226,8 +321,10 @@ class Agent:
                     seconds = await self._step(want)
                     failures = lasting = 0
                 except Refused:
-                    self._forget(server_id)
-                    return
+                    if self._unchanged(want):
+                        self._forget(server_id)
+                        return
+                    seconds = 0.0
                 except Unreachable:
                     failures += 1
                     seconds = backoff(failures, 1.0, 5.0, key=server_id)
@@ -247,6 +344,11 @@ class Agent:
                     await self._port.pause(seconds, server_id)
         finally:
             self._tended.discard(server_id)
+
+    def _unchanged(self, want: Want) -> bool:
+        """The grant that was refused is still the one we hold: it was not renewed while we asked."""
+        held = self._held.get(want.server_id)
+        return held is not None and held.want.fence == want.fence
 
     async def _step(self, want: Want) -> float:
         """Look, decide, act; returns the seconds to wait before the next look."""

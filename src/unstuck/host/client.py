@@ -14,14 +14,16 @@ from unstuck.core.agents import (
     Answer,
     Claim,
     Heartbeat,
+    Holdings,
     Register,
     Registered,
     Report,
     Terms,
+    Told,
     World,
 )
 from unstuck.core.server.data import BootImage
-from unstuck.host.control import Incompatible, Refused, Superseded, Unreachable
+from unstuck.host.control import Behind, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.images import FetchError
 
 T = TypeVar("T")
@@ -98,8 +100,11 @@ class HttpControl:
     async def heartbeat(self, beat: Heartbeat) -> Terms:
         return await self._ask("POST", "heartbeat", Terms, beat)
 
-    async def world(self, incarnation: int, since: int) -> World:
-        path = f"world?incarnation={incarnation}&since={since}&wait={self._wait:g}"
+    async def tell(self, holdings: Holdings) -> Told:
+        return await self._ask("POST", "holdings", Told, holdings)
+
+    async def world(self, incarnation: int, since: int, history: str = "") -> World:
+        path = f"world?incarnation={incarnation}&since={since}&history={history}&wait={self._wait:g}"
         return await self._ask("GET", path, World, seconds=self._wait + SLACK)
 
     async def claim(self, ask: Claim) -> None:
@@ -181,6 +186,8 @@ def _translate(answer: httpx2.Response) -> Exception:
         return Unreachable(f"HTTP {status}: {problem.message}")
     if status == 409 and problem.type == "superseded":
         return Superseded(problem.message)
+    if status == 412:
+        return Behind(problem.message)
     if status == 400 and problem.type == "protocol":
         return Incompatible(problem.message)
     if status == 410:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from unstuck.core.agents import Answer, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.agents import (
+    Answer,
+    Claim,
+    Heartbeat,
+    Holdings,
+    Register,
+    Registered,
+    Report,
+    Terms,
+    Told,
+    World,
+)
 
 
 class Unreachable(Exception):
@@ -23,6 +34,10 @@ class Refused(Exception):
     """The control plane does not know this grant any more: forget it, and harm nothing."""
 
 
+class Behind(Unreachable):
+    """The control plane has lost what this agent knows of it: register, and say what is here."""
+
+
 class Control(Protocol):
     """The agents' API, version 1. Each call raises :class:`Unreachable` or :class:`Superseded`."""
 
@@ -33,7 +48,9 @@ class Control(Protocol):
 
     async def heartbeat(self, beat: Heartbeat) -> Terms: ...
 
-    async def world(self, incarnation: int, since: int) -> World: ...
+    async def tell(self, holdings: Holdings) -> Told: ...
+
+    async def world(self, incarnation: int, since: int, history: str = "") -> World: ...
 
     async def claim(self, ask: Claim) -> None:
         """Raises :class:`Refused` too."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from typing import Protocol
 
+from unstuck.core.agents import Holding
 from unstuck.core.server.data import View, Want
 
 
@@ -116,6 +117,11 @@ class Driver(Protocol):
 
     async def found(self) -> frozenset[str]:
         """The ids of all servers of which anything is on this host; raises :class:`DriverError`."""
+        ...
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        """Everything that is here, from this host's own records; raises :class:`DriverError` unless that is
+        certainly all."""
         ...
 
     async def console(self, server_id: str, lines: int | None) -> str:

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,7 @@ from unstuck.runtime import logs
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock, Held
+from unstuck.runtime.marks import MarkFile
 from unstuck.runtime.port import EXIT_REJECTED, EXIT_SUPERSEDED, AsyncPort
 from unstuck.runtime.processes import boot_id, myself
 from unstuck.runtime.service import Service
@@ -171,7 +173,8 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
         no_networks = unfit()
     driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
     known = facts(state.host, identity.machine_id, driver_name, accelerator, version, no_networks)
-    agent = Agent(port, control, driver, known, secrets.token_hex(16))
+    marks = MarkFile(state.host / "mark.json")
+    agent = Agent(port, control, driver, known, secrets.token_hex(16), marks, time.time)
     driver.keep(agent.images_wanted)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)

@@ -5,6 +5,7 @@
     state.json        format, port, driver, first network
     secrets/          passwords of the first users, one file each, readable by the owner only
     store.db          the embedded store
+    store-mark.json   how far the store had come: so that an older copy of it, put back, is noticed
     host/             the host agent's own folder: host.json, secret, images, servers
     local-host.json   who the local host is, for the control plane (the hash of its secret, not the secret)
     run/              locks and what is known of running processes
@@ -82,6 +83,7 @@ class State:
         self.secrets = self.root / "secrets"
         self.store = self.root / "store.db"
         self.host = self.root / "host"
+        self.store_mark = self.root / "store-mark.json"
         self.local_host = self.root / "local-host.json"
         self.run = self.root / "run"
         self.logs = self.root / "logs"

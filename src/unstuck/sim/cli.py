@@ -10,7 +10,6 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 import structlog
@@ -18,8 +17,18 @@ import structlog
 from unstuck.sim.engine import Fault
 from unstuck.sim.runner import Verdict, applicable, simulate, unlike_effects
 from unstuck.sim.scenarios import SCENARIOS, SLOW
+from unstuck.sim.setback import (
+    JUMP_SCENARIOS,
+    JUMPS,
+    SETBACK_SCENARIOS,
+    Jump,
+    Setback,
+    setbacks,
+)
 
 SHOWN = 5
+SETBACK_EVERY = 20
+"""Every so many-th seed is a store that is set back; no other fault is mixed in."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -29,6 +38,15 @@ class Case(msgspec.Struct, frozen=True):
     scenario: str
     seed: int | None
     faults: dict[int, Fault | None]
+    hosts: int = 1
+    setback: Setback | None = None
+    jump: Jump | None = None
+
+    def run(self, *, tracing: bool = False) -> Verdict:
+        return simulate(
+            self.scenario, seed=self.seed, faults=self.faults, tracing=tracing, hosts=self.hosts,
+            setback=self.setback, jump=self.jump,
+        )  # fmt: skip
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -48,9 +66,40 @@ def exhaustive_cases(scenarios: Iterable[str]) -> Iterator[Case]:
                 yield Case(f"{scenario}:{number}:{fault.value}", scenario, None, {number: fault})
 
 
+def setback_cases() -> Iterator[Case]:
+    """The store set back at every commit, by several distances; the clock jumping at every effect."""
+    for scenario in SETBACK_SCENARIOS:
+        one, two = simulate(scenario).commits, simulate(scenario, hosts=2).commits
+        for hosts, plan in setbacks(one, two):
+            yield _setback_case(scenario, hosts, plan)
+    for scenario in JUMP_SCENARIOS:
+        for number, _, _ in unlike_effects(scenario):
+            jump = Jump(number, JUMPS[number % len(JUMPS)])
+            name = f"{scenario}:{number}:jump:{jump.seconds:.0f}"
+            yield Case(name, scenario, None, {}, jump=jump)
+
+
+def _setback_case(scenario: str, hosts: int, plan: Setback) -> Case:
+    flags = f"{'r' if plan.record else '-'}{'i' if plan.impatient else '-'}"
+    name = f"{scenario}:setback:{hosts}:{plan.copy}:{plan.back}:{flags}:{plan.silent:.0f}"
+    return Case(name, scenario, None, {}, hosts, plan)
+
+
+def _setback_by_seed(seed: int, rng: random.Random) -> Case:
+    copy = rng.randint(0, 30)
+    silent = rng.choice((0.0, 0.0, 40.0))
+    # Without the record one of two hosts may be given what the other has, before that one has spoken.
+    record = bool(silent) or rng.random() < 0.5
+    hosts = 2 if silent else rng.randint(1, 2) if record else 1
+    plan = Setback(copy, copy + rng.randint(1, 30), record, rng.random() < 0.5, silent)
+    return Case(str(seed), rng.choice(SETBACK_SCENARIOS), seed, {}, hosts, plan)
+
+
 def random_case(seed: int) -> Case:
     """A schedule from a seed: scenario, order, up to four faults at random effects, timing."""
     rng = random.Random(seed)
+    if seed % SETBACK_EVERY == 0:
+        return _setback_by_seed(seed, rng)
     # The scenarios that wait long cost ten times the others: they come up less often.
     scenario = rng.choices(sorted(SCENARIOS), [1 if name in SLOW else 6 for name in sorted(SCENARIOS)])[0]
     span = 110 if scenario == "whole_life" else 70
@@ -59,10 +108,17 @@ def random_case(seed: int) -> Case:
 
 
 def parse_case(name: str) -> Case:
-    """The case that a line of the report names: a seed, or ``scenario:effect:fault[:effect:fault]``."""
+    """The case that a line of the report names: a seed, ``scenario:effect:fault[:effect:fault]``,
+    ``scenario:setback:hosts:copy:back:flags:silent`` or ``scenario:effect:jump:seconds``."""
     if name.isdigit():
         return random_case(int(name))
     scenario, *rest = name.split(":")
+    if len(rest) == 6 and rest[0] == "setback" and scenario in SETBACK_SCENARIOS:
+        hosts, copy, back, flags, silent = rest[1:]
+        plan = Setback(int(copy), int(back), "r" in flags, "i" in flags, float(silent))
+        return _setback_case(scenario, int(hosts), plan)
+    if len(rest) == 3 and rest[1] == "jump" and scenario in JUMP_SCENARIOS:
+        return Case(name, scenario, None, {}, jump=Jump(int(rest[0]), float(rest[2])))
     if scenario not in SCENARIOS or len(rest) % 2:
         raise ValueError(f"no such schedule: {name}")
     pairs = zip(rest[::2], rest[1::2], strict=True)
@@ -70,7 +126,7 @@ def parse_case(name: str) -> Case:
 
 
 def run_case(case: Case) -> tuple[str, int, tuple[str, ...]]:
-    verdict = simulate(case.scenario, seed=case.seed, faults=case.faults)
+    verdict = case.run()
     return case.name, verdict.effects, verdict.violations
 
 
@@ -99,8 +155,9 @@ def run_all(mode: str, cases: Iterable[Case], jobs: int, scenarios: int) -> Summ
 def replay(name: str) -> Verdict:
     """Run one case and print its timeline."""
     case = parse_case(name)
-    verdict = simulate(case.scenario, seed=case.seed, faults=case.faults, tracing=True)
+    verdict = case.run(tracing=True)
     print(f"{case.scenario}, faults {[(k, f.value if f else 'any') for k, f in sorted(case.faults.items())]}")
+    print(f"{case.setback or ''} {case.jump or ''}".strip() or "the store goes on, and so does the clock")
     print("\n".join(verdict.trace))
     print("\n".join(f"VIOLATION  {text}" for text in verdict.violations) or "no violation")
     return verdict
@@ -126,7 +183,10 @@ def main(argv: list[str]) -> int:
         except ValueError as error:
             parser.error(f"{error}; it is a seed (a number), or scenario:effect:fault as a report names it")
         return 1 if replay(options.name).violations else 0
-    cases: Any = exhaustive_cases(SCENARIOS)
     if options.mode == "random":
         cases = map(random_case, range(options.seed, options.seed + options.schedules))
-    return 1 if run_all(options.mode, cases, options.jobs, len(SCENARIOS)).violations else 0
+        return 1 if run_all("random", cases, options.jobs, len(SCENARIOS)).violations else 0
+    faults = run_all("exhaustive", exhaustive_cases(SCENARIOS), options.jobs, len(SCENARIOS))
+    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS})
+    back = run_all("setback", setback_cases(), options.jobs, scenarios)
+    return 1 if faults.violations or back.violations else 0

@@ -23,6 +23,11 @@ class Truth(Watch):
         self._store = store
         self._hosts = hosts
         self.violations: list[str] = []
+        self.wishes: dict[str, list[tuple[float, str]]] | None = None
+        """What users asked for and when, where the store itself cannot be asked: it may be an old copy."""
+        self.late = 0.0
+        """How long a host may go without hearing of a wish: wake-ups are lost in some runs."""
+        self.had_data: set[str] = set()
 
     def fail(self, text: str) -> None:
         self.violations.append(text)
@@ -32,6 +37,9 @@ class Truth(Watch):
         for other in self._hosts:
             if want.server_id in other.guests:
                 self.fail(f"second guest of {want.server_id} on {host.id}: one lives on {other.id}")
+        self.had_data.add(want.server_id)
+        if self.wishes is not None:
+            return  # what was granted before the store was set back may still be begun
         server = self._server(want.server_id)
         if server is None or server.place is None or server.place.fence != want.fence:
             self.fail(f"{want.server_id} started under {want.fence}, which the store does not grant")
@@ -43,6 +51,10 @@ class Truth(Watch):
         """A guest that its user wants running is never ended."""
         if server_id == STRANGER:
             self.fail("an unknown guest was ended")
+            return
+        if self.wishes is not None:
+            if not self._asked(server_id, guest.since):
+                self.fail(f"the guest of {server_id} was ended, and nobody asked for that since it started")
             return
         server = self._server(server_id)
         wanted = server is not None and not server.deleted and server.power is not Power.OFF
@@ -70,6 +82,10 @@ class Truth(Watch):
 
     def disk_made(self, host: SimHost, want: Want) -> None:
         """Data only once (law 3)."""
+        if self.wishes is not None:
+            if want.server_id in self.had_data and not self._asked(want.server_id, 0.0, "delete"):
+                self.fail(f"the disk of {want.server_id}, which had data, was made again, empty")
+            return
         server = self._server(want.server_id)
         same = server is not None and server.place is not None and server.place.nonce == want.nonce
         if server is not None and same and server.disk_recorded:
@@ -101,6 +117,12 @@ class Truth(Watch):
         """Only what its user deleted is removed, and never under a living guest."""
         if want.server_id in host.guests:
             self.fail(f"the folder of {want.server_id} was removed under its living guest")
+        if self.wishes is not None:
+            kept = host.folders.get(want.server_id)
+            data = kept is not None and kept.disk
+            if data and not self._asked(want.server_id, 0.0, "delete"):
+                self.fail(f"the disk of {want.server_id} was removed, and its user never deleted it")
+            return
         server, folder = self._server(want.server_id), host.folders.get(want.server_id)
         if server is not None and server.deleted:
             return
@@ -108,6 +130,20 @@ class Truth(Watch):
             self.fail(f"the folder of {want.server_id} was removed although nobody deleted it")
         elif folder is not None and folder.data:
             self.fail(f"{want.server_id} was placed anew, and a guest of it has run on {host.id}")
+
+    def nics_made(self, host: SimHost, want: Want) -> None:
+        """An address is used by one server in the whole cloud."""
+        mine = {nic.address for nic in want.spec.nics}
+        for other in self._hosts:
+            for server_id, addresses in other.taps.items():
+                if server_id != want.server_id and mine.intersection(addresses):
+                    self.fail(f"{want.server_id} has the address of {server_id}")
+
+    def _asked(self, server_id: str, since: float, *kinds: str) -> bool:
+        """A user asked for something that ends a guest, after ``since``."""
+        allowed = kinds or ("stop", "reboot", "delete", "power-off")
+        wishes = (self.wishes or {}).get(server_id, [])
+        return any(kind in allowed and (kind == "delete" or at >= since - self.late) for at, kind in wishes)
 
     def _server(self, server_id: str) -> Server | None:
         loaded = self._store.read(load_server, server_id)
@@ -121,7 +157,13 @@ def _moved(server: Server, host: SimHost) -> bool:
 _UNSETTLED = Prepared(
     sa.select(
         sa.select(sa.func.count()).where(sa.not_(servers.c.settled)).scalar_subquery()
-        + sa.select(sa.func.count()).where(operations.c.state == "open").scalar_subquery()
+        + sa.select(sa.func.count())
+        .where(
+            operations.c.state == "open",
+            # What is in dispute counts as settled, with a condition.
+            operations.c.resource_id.not_in(sa.select(servers.c.id).where(servers.c.disputed.is_not(None))),
+        )
+        .scalar_subquery()
         + sa.select(sa.func.count()).where(placements.c.state == "tombstone").scalar_subquery()
     )
 )
@@ -216,8 +258,14 @@ def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str
         for name, folder in host.folders.items():
             wrong += [f"the replaced disk {nonce} of {name} is left over" for nonce in folder.old]
         mine = {server_id for server_id, host_id in living.items() if host_id == host.id}
-        for kind, names in (("guest", set(host.guests)), ("folder", set(host.folders)), ("tap", host.taps)):
-            wrong += [f"{kind} of {name} is left over on {host.id}" for name in names - mine - {STRANGER}]
+        for kind, names in (
+            ("guest", set(host.guests)),
+            ("folder", set(host.folders)),
+            ("tap", set(host.taps)),
+        ):
+            wrong += [
+                f"{kind} of {name} is left over on {host.id}" for name in set(names) - mine - {STRANGER}
+            ]
         if STRANGER not in host.guests:
             wrong.append(f"the unknown guest on {host.id} was destroyed")
     kept = set(tx.execute(sa.select(ports.c.server_id)).scalars())

@@ -8,21 +8,35 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 
 from unstuck.control.loop import Controller
-from unstuck.core.errors import NotFound
+from unstuck.core.errors import NotFound, Unavailable
 from unstuck.core.server.data import Flavor, Spec
 from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
+from unstuck.runtime.marks import Forgetful
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
-from unstuck.sim.scenarios import SCENARIOS, TWO_HOSTS
+from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
+from unstuck.sim.setback import Jump, Setback, aftermath
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
-from unstuck.store import agents, clock, host_loss, networks, server_actions, server_rebuild, servers
+from unstuck.store import (
+    agents,
+    clock,
+    generation,
+    host_loss,
+    networks,
+    server_actions,
+    server_rebuild,
+    servers,
+)
 from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
+from unstuck.store.schema.compute import servers as server_table
+from unstuck.store.schema.identity import projects
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +62,8 @@ class Verdict(msgspec.Struct, frozen=True):
     names: tuple[tuple[str, str], ...] = ()
     trace: tuple[str, ...] = ()
     seconds: float = 0.0
+    commits: int = 0
+    incarnations: tuple[int, ...] = ()
 
 
 class Cloud:
@@ -58,24 +74,31 @@ class Cloud:
         self.store = MemoryStore(lambda: self.time)
         self.host_ids = [f"host-{n}" for n in range(hosts)]
         self.store.transact(_populate, self.host_ids)
-        driver = self.store.driver
-        self._clear: list[str] = []
-        self._fill: list[tuple[str, list[tuple[Any, ...]]]] = []
+        self._clear = [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
+        self.template = self.dump()
+
+    def dump(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
+        """All rows, as statements that put them back."""
+        found = []
         for table in metadata.sorted_tables:
-            rows = driver.execute(f"SELECT * FROM {table.name}").fetchall()  # noqa: S608
-            self._clear.insert(0, f"DELETE FROM {table.name}")  # noqa: S608
+            rows = self.store.driver.execute(f"SELECT * FROM {table.name}").fetchall()  # noqa: S608
             if rows:
                 marks = ", ".join("?" * len(rows[0]))
-                self._fill.append((f"INSERT INTO {table.name} VALUES ({marks})", rows))  # noqa: S608
+                found.append((f"INSERT INTO {table.name} VALUES ({marks})", rows))  # noqa: S608
+        return found
 
     def reset(self) -> None:
         """Rows, not pages: the prepared statements stay valid, which makes a run twice as fast."""
         self.time = 1_000_000.0
+        self.fill(self.template)
+
+    def fill(self, copy: list[tuple[str, list[tuple[Any, ...]]]]) -> None:
+        """Put a copy back."""
         driver = self.store.driver
         driver.execute("BEGIN")
         for text in self._clear:
             driver.execute(text)
-        for text, rows in self._fill:
+        for text, rows in copy:
             driver.executemany(text, rows)
         driver.execute("COMMIT")
 
@@ -83,6 +106,7 @@ class Cloud:
 def _populate(tx: Tx, host_ids: list[str]) -> None:
     clock.init_clock(tx, generation_id="g")
     networks.ensure_default_network(tx, project_id="p", cidr="10.77.0.0/24")
+    tx.execute(sa.insert(projects).values(id="p", name="p", description="", enabled=True, extra="{}"))
     for host_id in host_ids:
         agents.add_host(tx, host_id=host_id, hostname=host_id, secret_hash=host_id, machine_id=host_id)
 
@@ -96,7 +120,15 @@ class Run:
     """The processes and the world of one run."""
 
     def __init__(
-        self, scenario: str, *, seed: int | None, faults: FaultPlan, tracing: bool, hosts: int = 1
+        self,
+        scenario: str,
+        *,
+        seed: int | None,
+        faults: FaultPlan,
+        tracing: bool,
+        hosts: int = 1,
+        setback: Setback | None = None,
+        jump: Jump | None = None,
     ) -> None:
         self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts)
         self.cloud.reset()
@@ -115,6 +147,19 @@ class Run:
         self.drivers: dict[Process, SimDriver] = {}
         self.minds: dict[str, Agent] = {}
         self.scripts = 0
+        self.running = False
+        self.user: SimUser
+        self.setback = setback
+        self.jump = jump
+        self.shift = 0.0
+        self.patience = PATIENCE
+        self.commits = 0
+        self.sessions = 0
+        self.copied = self.cloud.template
+        self.marks_kept = Forgetful()
+        self.store.on_commit = self._committed
+        if setback is not None:
+            self.truth.wishes = {}
         self.rng = self.engine.random
         self.engine.fault_at = self._fault_at
         self.engine.apply_fault = self._apply
@@ -122,12 +167,18 @@ class Run:
         self.engine.lost = lambda: Unreachable("no answer")
         self.engine.ended = self._ended
         self.lose_wakes = seed is not None and self.rng.random() < 0.3
+        self.truth.late = 25.0 if self.lose_wakes else 0.0
 
     # processes
 
     def boot_control(self) -> None:
+        self.sessions += 1
+        self.store.reopen(f"session-{self.sessions}")
         process = self.control = self.engine.process("control")
-        controller = Controller(process.port, SimStore(self.store), self._notify, tick=4.0)
+        self.store.transact(generation.notice, self.marks_kept.mark, "the control plane's own record")
+        controller = Controller(
+            process.port, SimStore(self.store), self._notify, tick=4.0, marks=self.marks_kept
+        )
         process.spawn("servers", controller.servers_forever())
         process.spawn("tick", controller.tick_forever())
 
@@ -139,9 +190,53 @@ class Run:
         driver = SimDriver(host, self.truth)
         self.drivers[process] = driver
         client = SimControl(self.store, host.id, self._control_up, lambda: self._wake("control"))
-        agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce())
+        agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce(), host.marks, self._wall)
         self.minds[host.id] = agent
+        host.wake = process.wake
         process.spawn("main", agent.run())
+
+    def _wall(self) -> float:
+        return self.engine.now
+
+    # the store is set back
+
+    def _committed(self) -> None:
+        self.commits += 1
+        plan = self.setback
+        if plan is None or not self.running:
+            return
+        if self.commits == plan.copy:
+            self.copied = self.cloud.dump()
+            self.engine.log(f"    *** commit {self.commits}: a copy is made")
+        if self.commits == plan.back:
+            # The record is written once a tick: a copy that is put back within the second in which it was
+            # made is noticed by hosts only.
+            self.engine.at(5.0 if plan.record else 0.0, self._put_back)
+
+    def _put_back(self) -> None:
+        """The operator stops the control plane, puts the copy back, and starts it again."""
+        plan = self.setback
+        assert plan is not None
+        self.engine.log(f"    *** after commit {self.commits}: the copy of commit {plan.copy} is put back")
+        self.setback = None
+        if self.control is not None:
+            self.control.kill()
+        self.control = None
+        self.user.abandon()
+        self.cloud.fill(self.copied)
+        if not plan.record:
+            self.marks_kept = Forgetful()
+        self.engine.at(1.0, self.boot_control)
+        if plan.silent:
+            self.agents[self.hosts[0].id].kill()
+        for host in self.hosts:
+            if self.agents[host.id].dead:
+                self.engine.at(1.5 + plan.silent, functools.partial(self._revive, host))
+        self.user.beside(aftermath(self.user, plan))
+
+    def _revive(self, host: SimHost) -> None:
+        if self.agents[host.id].dead:
+            self.boot_agent(host)
 
     def _control_up(self) -> bool:
         return self.control is not None and self.control.frozen_until <= self.engine.now
@@ -163,8 +258,10 @@ class Run:
 
     def _fault_at(self, number: int, process: Process, name: str) -> Fault | None:
         self.names.append((process.name.split("-")[0], name))
+        if self.jump is not None and number == self.jump.effect:
+            self._jump(self.jump)
         if self.marks is not None:
-            self.cloud.time = self.engine.now
+            self._set_time()
             self.marks.append(self.store.read(fingerprint, self.hosts))
         if number not in self.faults:
             return None
@@ -173,6 +270,17 @@ class Run:
         if fault is None:
             return self.rng.choice(possible)
         return fault if fault in possible else None
+
+    def _jump(self, jump: Jump) -> None:
+        if not jump.asleep:
+            self.shift += jump.seconds
+            self._set_time()
+        elif self.control is not None:
+            self.control.frozen_until = self.engine.now + jump.seconds
+            self.patience += jump.seconds
+
+    def _set_time(self) -> None:
+        self.cloud.time = self.engine.now + self.shift
 
     def _half(self, _name: str, work: Callable[[], Awaitable[Any]]) -> None:
         for process, driver in self.drivers.items():
@@ -209,18 +317,22 @@ class Run:
 
     def run(self) -> Verdict:
         engine = self.engine
+        self.running = True
         self.boot_control()
         for host in self.hosts:
             self.boot_agent(host)
-        user = SimUser(self)
-        user.beside(SCENARIOS[self.scenario](user))  # type: ignore[arg-type]
+        user = self.user = SimUser(self)
+        user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
         start = engine.now
         engine.after_step = self._after_step
         try:
-            engine.run(start + PATIENCE, done=self._at_rest)
+            engine.run(start + self.patience, done=self._at_rest)
+            if self.patience > PATIENCE:
+                engine.run(start + self.patience, done=self._at_rest)
             if not self._at_rest():
                 self.truth.fail(
-                    f"not at rest after {PATIENCE:.0f} s: {self._unsettled()} rows, {self.scripts} scripts"
+                    f"not at rest after {self.patience:.0f} s: {self._unsettled()} rows, "
+                    f"{self.scripts} scripts"
                 )
             self.truth.violations.extend(self.store.read(differences, self.hosts, self.expected))
         except Broken:
@@ -228,6 +340,8 @@ class Run:
         finally:
             for process in engine.processes:
                 process.kill()
+            self.user.close()
+            self.store.on_commit = lambda: None
         return Verdict(
             scenario=self.scenario,
             effects=engine.effects,
@@ -235,23 +349,30 @@ class Run:
             names=tuple(self.names),
             trace=tuple(engine.trace),
             seconds=engine.now - start,
+            commits=self.commits,
+            incarnations=tuple(mind.incarnation for mind in self.minds.values()),
         )
 
     def _after_step(self) -> None:
-        self.cloud.time = self.engine.now
+        self._set_time()
         if self.truth.violations:
             raise Broken
 
     def _unsettled(self) -> int:
-        self.cloud.time = self.engine.now
+        self._set_time()
         return self.store.read(unsettled)
 
     def _at_rest(self) -> bool:
         """Nothing is left to do, and every agent has told what its host looks like since it started:
         a host that has rebooted unheard is not at rest, whatever the rows say (seed 504892)."""
-        if self.scripts or self.engine.timers or self._unsettled():
+        return not self.scripts and self.quiet()
+
+    def quiet(self) -> bool:
+        """Everybody follows the store as it is now, and no row waits for anything."""
+        if self.engine.timers or self.control is None or self._unsettled():
             return False
-        return all(mind.caught_up for mind in self.minds.values())
+        history = self.store.read(agents.terms).history
+        return all(mind.caught_up and mind.history == history for mind in self.minds.values())
 
 
 class Broken(Exception):
@@ -276,10 +397,62 @@ class SimUser:
         self._process = run.engine.process("user")
         self._process.faultable = False
         self._requests = 0
+        self._scripts: list[Coroutine[Any, Any, None]] = []
         self._lost = ""
+
+    def abandon(self) -> None:
+        """Whoever was at work finds that the cloud has forgotten things, and gives up."""
+        self._process.kill()
+        self.close()
+        self._process = self._run.engine.process("user")
+        self._process.faultable = False
+        self._run.scripts = 0
+        self._run.expected.clear()
+
+    def close(self) -> None:
+        """Scripts that never began would warn of it when they are collected."""
+        for script in self._scripts:
+            script.close()
+        self._scripts.clear()
+
+    def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run.store.transact(tx, *args, **kwargs)
+
+    def log(self, text: str) -> None:
+        self._run.engine.log(text)
+
+    def fail(self, text: str) -> None:
+        self._run.truth.fail(text)
+
+    async def quiet(self) -> None:
+        """Until everything that is not in dispute has come to rest."""
+        quiet = 0
+        for _ in range(150):
+            quiet = quiet + 1 if self._run.quiet() else 0
+            if quiet == 2:
+                return
+            await self.wait(2.0)
+        self.fail(f"not quiet within 300 s: {self._run._unsettled()} rows")
+
+    async def delete_all(self) -> None:
+        for name in self.transact(_names):
+            await self.delete(name)
+
+    async def check_nothing_lost(self) -> None:
+        """Every disk with data is still there, unless its user deleted it."""
+        held = {name for host in self._run.hosts for name, folder in host.folders.items() if folder.disk}
+        for name in self._run.truth.had_data - held:
+            if not self._run.truth._asked(name, 0.0, "delete"):
+                self.fail(f"the data of {name} is gone, and its user never deleted it")
+
+    async def check_agreement(self) -> None:
+        """After the accepted diff the store and the world say the same."""
+        for text in self.transact(differences, self._run.hosts, {}):
+            self.fail(f"after the accepted diff: {text}")
 
     def beside(self, script: Coroutine[Any, Any, None]) -> None:
         self._run.scripts += 1
+        self._scripts.append(script)
         self._process.spawn("script", self._counted(script))
 
     async def _counted(self, script: Coroutine[Any, Any, None]) -> None:
@@ -295,7 +468,7 @@ class SimUser:
 
     async def _request(
         self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    ) -> T | None:
         """One request, repeated while the control plane is down or says that it has to wait."""
         while True:
             if self._run.control is not None:
@@ -305,8 +478,10 @@ class SimUser:
 
                 try:
                     answer = await self._process.port.effect(f"api.{name}", work)
-                except servers.Conflict as error:
-                    self._run.engine.log(f"409: {error}")
+                except (servers.Conflict, Unavailable) as error:
+                    self._run.engine.log(f"{error.status}: {error}")
+                except servers.NotFound:
+                    return None
                 else:
                     self._run._wake("control")
                     self._run._notify(f"host:{answer}")
@@ -318,11 +493,17 @@ class SimUser:
         await self._request("create", _create, name, caller)
         self._run.expected[name] = "ACTIVE"
 
+    def _wish(self, name: str, kind: str) -> None:
+        if self._run.truth.wishes is not None:
+            self._run.truth.wishes.setdefault(name, []).append((self._run.engine.now, kind))
+
     async def delete(self, name: str) -> None:
+        self._wish(name, "delete")
         await self._request("delete", servers.delete_server, name, self._caller())
         self._run.expected[name] = "DELETED"
 
     async def stop(self, name: str) -> None:
+        self._wish(name, "stop")
         await self._request("stop", servers.stop_server, name, self._caller())
         self._run.expected[name] = "SHUTOFF"
 
@@ -331,6 +512,7 @@ class SimUser:
         self._run.expected[name] = "ACTIVE"
 
     async def reboot(self, name: str, *, soft: bool) -> None:
+        self._wish(name, "reboot")
         await self._request("reboot", servers.reboot_server, name, self._caller(), soft=soft)
         self._run.expected[name] = "ACTIVE"
 
@@ -402,6 +584,7 @@ class SimUser:
             host.broken = broken
 
     async def power_off_inside(self, name: str) -> None:
+        self._wish(name, "power-off")
         self._run.expected[name] = "SHUTOFF"
         for _ in range(600):
             for host in self._run.hosts:
@@ -448,11 +631,12 @@ class SimUser:
         return self._run.store.read(_shown, name)
 
     async def until(self, name: str, *statuses: str) -> None:
-        for _ in range(300):
+        began = self._run.engine.now
+        while self._run.engine.now < began + 600.0 + self._run.patience - PATIENCE:
             if self._status(name) in statuses:
                 return
             await self.wait(2.0)
-        self._run.truth.fail(f"{name} did not become {'/'.join(statuses)} in 600 s, but {self._status(name)}")
+        self._run.truth.fail(f"{name} did not become {'/'.join(statuses)} in time, but {self._status(name)}")
 
 
 def _strike_once(tx: Tx, host_id: str) -> None:
@@ -470,6 +654,10 @@ def _shown(tx: Tx, server_id: str) -> str:
     loaded = load_server(tx, server_id)
     assert loaded is not None
     return status(loaded.server, tx.now).status
+
+
+def _names(tx: Tx) -> list[str]:
+    return list(tx.execute(sa.select(server_table.c.id).where(sa.not_(server_table.c.removed))).scalars())
 
 
 def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
@@ -498,7 +686,9 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
         spec=spec,
     )
     servers.insert_server(tx, new, caller)
-    networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
+    nic = networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
+    made_of = msgspec.json.encode(msgspec.structs.replace(spec, nics=(nic,))).decode()
+    tx.execute(sa.update(server_table).where(server_table.c.id == name).values(spec=made_of))
 
 
 def _rebuild(tx: Tx, name: str, nonce: str, caller: servers.Caller) -> str:
@@ -522,7 +712,17 @@ def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:
 
 
 def simulate(
-    scenario: str, *, seed: int | None = None, faults: FaultPlan | None = None, tracing: bool = False
+    scenario: str,
+    *,
+    seed: int | None = None,
+    faults: FaultPlan | None = None,
+    tracing: bool = False,
+    setback: Setback | None = None,
+    jump: Jump | None = None,
+    hosts: int = 1,
 ) -> Verdict:
     """Run one scenario: by ``seed`` (random order), or fair; with the faults planned by effect number."""
-    return Run(scenario, seed=seed, faults=faults or {}, tracing=tracing).run()
+    run = Run(
+        scenario, seed=seed, faults=faults or {}, tracing=tracing, setback=setback, jump=jump, hosts=hosts
+    )
+    return run.run()

@@ -305,6 +305,20 @@ async def whole_life(user: User) -> None:
     await user.delete("a")
 
 
+async def one_after_another(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create("b")
+    await user.until("b", "ACTIVE")
+    await user.delete("a")
+    await user.until("a", "DELETED")
+    await user.stop("b")
+
+
+SETBACK_ONLY: dict[str, Script] = {script.__name__: script for script in (one_after_another,)}
+"""Scenarios whose commits differ in what a copy of the store knows; single faults find nothing new here."""
+
+
 async def host_lost_while_building(user: User) -> None:
     """Its host falls silent before there is a disk; an operator declares it lost; it comes back later."""
     await user.create("a")

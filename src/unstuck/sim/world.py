@@ -12,11 +12,14 @@ from unstuck.core.agents import (
     Answer,
     Claim,
     Heartbeat,
+    Holding,
+    Holdings,
     HostFacts,
     Register,
     Registered,
     Report,
     Terms,
+    Told,
     World,
 )
 from unstuck.core.server.data import (
@@ -35,11 +38,13 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.host.control import Refused, Superseded, Unreachable
+from unstuck.host.control import Behind, Refused, Superseded, Unreachable
 from unstuck.host.driver import DriverError
-from unstuck.store import agents
+from unstuck.runtime.marks import Forgetful
+from unstuck.store import agents, generation
 from unstuck.store.clock import read_now
 from unstuck.store.engine import Store, Tx
+from unstuck.store.holdings import tell
 
 if TYPE_CHECKING:
     from unstuck.sim.engine import Engine
@@ -60,12 +65,15 @@ class SimGuest(msgspec.Struct):
     state: str = "running"
     forked: bool = False
     stubborn: bool = False
+    since: float = 0.0
 
 
 class SimFolder(msgspec.Struct):
     """A server's folder. ``data``: a guest has run on the disk, so its loss would be a loss."""
 
     nonce: str
+    want: Want | None = None
+    """The record of the grant, written before the disk and at each start."""
     disk: bool = False
     half: bool = False
     data: bool = False
@@ -89,7 +97,11 @@ class SimHost:
         self.boot = 1
         self.folders: dict[str, SimFolder] = {}
         self.guests: dict[str, SimGuest] = {STRANGER: SimGuest(edge=0)}
-        self.taps: set[str] = set()
+        self.taps: dict[str, tuple[str, ...]] = {}
+        """Addresses in use, by server."""
+        self.wake: Callable[[str], None] = lambda _: None
+        self.marks = Forgetful()
+        """The file with the store's mark: it outlives agents."""
         self.cached = False
         self.image_exists = True
         self.image_usable = True
@@ -130,6 +142,8 @@ class Watch:
     def forgetting(self, host: SimHost, want: Want) -> None: ...
 
     def dropping(self, host: SimHost, want: Want) -> None: ...
+
+    def nics_made(self, host: SimHost, want: Want) -> None: ...
 
     def removing(self, host: SimHost, want: Want) -> None: ...
 
@@ -197,10 +211,12 @@ class SimDriver:
     async def make_disk(self, want: Want) -> None:
         if not self._host.image_usable:
             raise DriverError("no disk can be made of this image", lasting=True)
-        if self.cutting:
-            self._host.folders.setdefault(want.server_id, SimFolder(want.nonce)).half = True
-            return
         folder = self._host.folders.setdefault(want.server_id, SimFolder(want.nonce))
+        if not folder.disk:
+            folder.want = want
+        if self.cutting:
+            folder.half = True
+            return
         if folder.disk:
             if folder.nonce not in want.replaced:
                 raise DriverError("there is a disk already")
@@ -216,7 +232,8 @@ class SimDriver:
         folder.old = ()
 
     async def make_nics(self, want: Want) -> None:
-        self._host.taps.add(want.server_id)
+        self._watch.nics_made(self._host, want)
+        self._host.taps[want.server_id] = tuple(nic.address for nic in want.spec.nics)
 
     async def start(self, want: Want) -> None:
         folder = self._host.folders.get(want.server_id)
@@ -227,12 +244,14 @@ class SimDriver:
         if want.server_id in self._host.guests:
             raise DriverError("the lock is held: a guest lives")
         self._watch.started(self._host, want)
-        folder.data = True
+        folder.data, folder.want = True, want
         folder.starts = 1 + (folder.starts if folder.counted == (want.edge, want.mark) else 0)
         folder.counted = (want.edge, want.mark)
         if self._host.broken:
             raise DriverError("the guest ended at once")
-        guest = self._host.guests[want.server_id] = SimGuest(edge=want.edge, forked=self.cutting)
+        guest = self._host.guests[want.server_id] = SimGuest(
+            edge=want.edge, forked=self.cutting, since=self._host.engine.now
+        )
         if _saved(folder, want):
             guest.state = "paused"
             self._watch.loaded(self._host, want)
@@ -282,6 +301,7 @@ class SimDriver:
     def powered_off(self, server_id: str, guest: SimGuest) -> None:
         if self._host.guests.get(server_id) is guest and guest.state == "running":
             guest.state = "off"
+            self._host.wake(server_id)
 
     async def quit(self, want: Want) -> None:
         guest = self._host.guests.get(want.server_id)
@@ -293,7 +313,7 @@ class SimDriver:
                 folder.starts = 0  # it ended because it was told to
 
     async def remove_nics(self, want: Want) -> None:
-        self._host.taps.discard(want.server_id)
+        self._host.taps.pop(want.server_id, None)
 
     async def remove_folder(self, want: Want) -> None:
         self._watch.removing(self._host, want)
@@ -304,7 +324,18 @@ class SimDriver:
         self._host.folders.pop(want.server_id, None)
 
     async def found(self) -> frozenset[str]:
-        return frozenset(self._host.folders.keys() | self._host.guests.keys() | self._host.taps)
+        return frozenset(self._host.folders.keys() | self._host.guests.keys() | self._host.taps.keys())
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        return tuple(self._holding(name, folder) for name, folder in sorted(self._host.folders.items()))
+
+    def _holding(self, server_id: str, folder: SimFolder) -> Holding:
+        guest = Thing.PRESENT if server_id in self._host.guests else Thing.ABSENT
+        disk = Thing.PRESENT if folder.disk else Thing.ABSENT
+        want = folder.want
+        if want is None:
+            return Holding(server_id, guest, disk)
+        return Holding(server_id, guest, disk, want.fence, want.nonce, want.edge, want.intent, want.spec)
 
     async def console(self, server_id: str, lines: int | None) -> str:
         return ""
@@ -321,6 +352,7 @@ class MemoryStore(Store):
         super().__init__("sqlite://", wall=wall)
         self.create_all()
         self.connection = self.engine.connect()
+        self.on_commit: Callable[[], None] = lambda: None
         driver: Any = self.connection.connection.driver_connection
         self.driver = driver
 
@@ -330,13 +362,21 @@ class MemoryStore(Store):
 
     def transact(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.driver.execute("BEGIN IMMEDIATE")
+        before = self.driver.total_changes
         try:
             answer = tx(Tx(self.connection, self._wall, read_now), *args, **kwargs)
         except BaseException:
             self.driver.execute("ROLLBACK")
             raise
+        changed = self.driver.in_transaction and self.driver.total_changes != before
         self.driver.execute("COMMIT")
+        if changed:
+            self.on_commit()
         return answer
+
+    def reopen(self, session: str) -> None:
+        """As when a process opens the file: whoever talks to it has to see that it may be another one."""
+        self.connection.info["session"] = session
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self.transact(tx, *args, **kwargs)
@@ -378,6 +418,8 @@ class SimControl:
             raise Unreachable("no host has this credential") from error
         except agents.Stale as error:
             raise Refused(str(error)) from error
+        except generation.Behind as error:
+            raise Behind(str(error)) from error
 
     async def register(self, ask: Register) -> Registered:
         return self._call(agents.register, ask)
@@ -385,8 +427,11 @@ class SimControl:
     async def heartbeat(self, beat: Heartbeat) -> Terms:
         return self._call(agents.heartbeat, beat)
 
-    async def world(self, incarnation: int, since: int) -> World:
-        return self._call(agents.world, incarnation, since)
+    async def tell(self, holdings: Holdings) -> Told:
+        return self._call(tell, holdings)
+
+    async def world(self, incarnation: int, since: int, history: str = "") -> World:
+        return self._call(agents.world, incarnation, since, history)
 
     async def claim(self, ask: Claim) -> None:
         self._call(agents.claim, ask)

@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.generation import Mark, Relation, relation
 from unstuck.core.server.control import STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
@@ -26,8 +27,9 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.store import readable
-from unstuck.store.clock import generation
+from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
+from unstuck.store.generation import Behind, notice, recovery, rise
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import REPLACED, bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
@@ -54,7 +56,7 @@ class Stale(Exception):
 
 
 def terms(tx: Tx) -> Terms:
-    return Terms(*generation(tx))
+    return Terms(*generation(tx), tx.session)
 
 
 def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_id: str) -> None:
@@ -82,6 +84,7 @@ def add_host(tx: Tx, *, host_id: str, hostname: str, secret_hash: str, machine_i
             sequence=0,
             seen=now.lease,
             seen_wall=now.wall,
+            told=0,
         )
     )
 
@@ -134,14 +137,17 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
     Found by the simulator (seed 812): without the swap a late copy of an earlier agent's registration
     made a new incarnation that nobody was, and the living agent gave way to it.
     """
+    notice_host(tx, host_id, ask.mark)
     lock_host(tx, host_id)
     row = _REGISTRATION.first(tx, host=host_id)
     if row is None:
         raise UnknownHost(host_id)
-    granted = row.start_token == ask.start
+    lost = 0 if ask.mark is None else ask.mark.incarnation
+    granted = row.start_token == ask.start and lost <= row.incarnation
     number = row.incarnation
     if not granted and ask.after == row.incarnation:
-        granted, number = True, row.incarnation + 1
+        # Above every number that was ever given, also by a store that has forgotten it.
+        granted, number = True, max(row.incarnation, lost) + 1
         _END_LEASES.run(tx, host=host_id)
         _REGISTER.run(
             tx,
@@ -173,12 +179,29 @@ _BEAT = Prepared(
         seen_wall=sa.bindparam("wall_now"),
         sequence=sa.bindparam("number"),
         unknown=sa.bindparam("found"),
+        skew=sa.bindparam("differs", type_=sa.Double),
     )
 )
+_HOST_MARK = Prepared(
+    sa.select(hosts.c.version, hosts.c.incarnation).where(hosts.c.id == sa.bindparam("host"))
+)
+
+
+def notice_host(tx: Tx, host_id: str, heard: Mark | None) -> None:
+    """Raise the generation if the host has heard the store go further than it is. Before any other lock."""
+    if heard is None or notice(tx, heard, f"host {host_id}"):
+        return
+    row, store = _HOST_MARK.first(tx, host=host_id), clock_row(tx)
+    if row is None:
+        return
+    mine = Mark(store.generation, store.generation_id, store.tick, row.version, row.incarnation)
+    if relation(mine, heard) is not Relation.FITS:
+        rise(tx, f"host {host_id} heard of version {heard.version} and incarnation {heard.incarnation} of it")
 
 
 def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
     """One write renews every lease of the host: they are judged by its row. A late one changes nothing."""
+    notice_host(tx, host_id, beat.mark)
     now = tx.now
     done = _BEAT.run(
         tx,
@@ -188,9 +211,10 @@ def heartbeat(tx: Tx, host_id: str, beat: Heartbeat) -> Terms:
         lease_now=now.lease,
         wall_now=now.wall,
         found=msgspec.json.encode(beat.unknown).decode(),
+        differs=None if beat.wall is None else beat.wall - now.wall,
     )
     if done != 1:
-        _check_incarnation(tx, host_id, beat.incarnation)
+        check_incarnation(tx, host_id, beat.incarnation)
     return terms(tx)
 
 
@@ -200,13 +224,20 @@ _HOLD_INCARNATION = Prepared(
 )
 
 
-def _check_incarnation(tx: Tx, host_id: str, incarnation: int, *, hold: bool = False) -> None:
-    """``hold``: no other incarnation registers before this transaction ends. Without it a claim and a
-    registration at once left a lease to an agent that was superseded (a barrier test on PostgreSQL)."""
+def check_incarnation(tx: Tx, host_id: str, incarnation: int, *, hold: bool = False) -> None:
+    """Raises :class:`Superseded`; :class:`Behind` for a number that the store has never given, or lost.
+
+    ``hold``: no other incarnation registers before this transaction ends. Without it a claim and a
+    registration at once left a lease to an agent that was superseded (a barrier test on PostgreSQL).
+    """
     query = _HOLD_INCARNATION if hold else _INCARNATION
     current = query.scalar(tx, host=host_id)
     if current is None:
         raise UnknownHost(host_id)
+    if current < incarnation:
+        raise Behind(
+            f"host {host_id} has incarnation {incarnation}, and the store has heard of {current} only"
+        )
     if current != incarnation:
         raise Superseded(f"incarnation {incarnation} of host {host_id} was superseded by {current}")
 
@@ -221,6 +252,7 @@ _WANTS = Prepared(
         servers.c.edge_soft,
         servers.c.mark,
         servers.c.deleted,
+        servers.c.disputed,
         servers.c.disk_id,
         servers.c.replaced,
         servers.c.world_version,
@@ -284,7 +316,7 @@ _OBSERVE = Prepared(
 
 def world_version(tx: Tx, host_id: str, incarnation: int) -> tuple[int, bool]:
     """The version of a host's world, and whether a question waits for it. Raises :class:`Superseded`."""
-    _check_incarnation(tx, host_id, incarnation)
+    check_incarnation(tx, host_id, incarnation)
     version = _version(tx, host_id)
     return version, _ASKS.first(tx, host=host_id) is not None
 
@@ -293,12 +325,24 @@ def _version(tx: Tx, host_id: str) -> int:
     return int(_VERSION.scalar(tx, host=host_id))
 
 
-def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
-    """What changed for the host since ``since``; everything, where that is not of this history."""
-    _check_incarnation(tx, host_id, incarnation)
+_TOLD = Prepared(sa.select(hosts.c.told).where(hosts.c.id == sa.bindparam("host")))
+
+
+def world(tx: Tx, host_id: str, incarnation: int, since: int, history: str = "") -> World:
+    """What changed for the host since ``since``; everything, where that is not of this history.
+
+    Raises :class:`Behind` where the host has to say first what it holds: what the store wants of it may
+    be older than what runs there.
+    """
+    check_incarnation(tx, host_id, incarnation)
     version = _version(tx, host_id)
-    if since > version:
+    now_terms = terms(tx)
+    if history and history != now_terms.history:
         since = -1
+    if since > version:
+        raise Behind(f"host {host_id} has heard of version {since} of its world, the store is at {version}")
+    if recovery(tx) is not None and _TOLD.scalar(tx, host=host_id) < now_terms.generation:
+        raise Behind(f"the store was set back; host {host_id} has to say first what it holds")
     rows = _WANTS.all(tx, host=host_id, since=since)
     questions = _ASKS.all(tx, host=host_id)
     return World(
@@ -309,7 +353,7 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int) -> World:
             Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
             for q in questions
         ),
-        terms=terms(tx),
+        terms=now_terms,
     )
 
 
@@ -319,7 +363,8 @@ def _want(tx: Tx, row: Any) -> Want | None:
     To stop or to remove it needs no spec, so that these always get through.
     """
     lease, patience = tx.now.lease, 0.0
-    gone = row.deleted or row.state == "tombstone"
+    # The delete of what is in dispute is held until an operator has settled it.
+    gone = (row.deleted and row.disputed is None) or row.state == "tombstone"
     spec = readable.read(_spec, row.spec, _NO_SPEC)
     if spec is _NO_SPEC and not gone and row.power != Power.OFF:
         return None
@@ -345,7 +390,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
 
 def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
-    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
+    check_incarnation(tx, host_id, ask.incarnation, hold=True)
     state = _placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
@@ -370,7 +415,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     seen = ask.observation
     if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
         lock_host(tx, host_id)  # these two decide on more than the server's own row
-    _check_incarnation(tx, host_id, ask.incarnation, hold=True)
+    check_incarnation(tx, host_id, ask.incarnation, hold=True)
     if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
             _clear_tombstone(tx, host_id, ask)
@@ -473,7 +518,7 @@ def _clear_tombstone(tx: Tx, host_id: str, ask: Report) -> None:
 
 def answer_ask(tx: Tx, host_id: str, incarnation: int, ask_id: str, text: str) -> None:
     """Take the answer to a question; one that nobody waits for any more is dropped."""
-    _check_incarnation(tx, host_id, incarnation)
+    check_incarnation(tx, host_id, incarnation)
     tx.execute(
         sa.update(asks)
         .where(asks.c.id == ask_id, asks.c.host_id == host_id, asks.c.answer.is_(None))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from unstuck.core import guard
 from unstuck.core.time import Now
-from unstuck.store.prepared import Prepared
+from unstuck.store.prepared import Prepared, Row
 from unstuck.store.schema.clock import clock
+from unstuck.store.schema.compute import hosts
 from unstuck.store.tx import Tx
 
 GAP = 5.0
@@ -27,8 +29,15 @@ _TICK = Prepared(
         gap_sum=clock.c.gap_sum + sa.bindparam("gap", type_=sa.Double),
         tick=clock.c.tick + 1,
         sweep_after=sa.bindparam("new_sweep"),
+        gap_tick=sa.bindparam("new_gap_tick"),
     )
 )
+_SKEWS = Prepared(
+    sa.select(hosts.c.skew).where(hosts.c.skew.is_not(None), hosts.c.seen > sa.bindparam("heard_since"))
+)
+_ALLOW = Prepared(sa.update(clock).values(allowed_gap=clock.c.gap_tick))
+HEARD = 60.0
+"""Seconds for which a host's word on the time counts."""
 
 
 def lease_time(wall: float, tick_wall: float, tick_lease: float) -> float:
@@ -43,7 +52,8 @@ def init_clock(tx: Tx, *, generation_id: str) -> None:
         tx.execute(
             sa.insert(clock).values(
                 id=1, wall=wall, lease=wall, gap_sum=0.0, tick=0, sweep_after=0.0,
-                generation=1, generation_id=generation_id,
+                generation=1, generation_id=generation_id, gap_tick=0, allowed_gap=0,
+                destroy_limit=guard.LIMIT,
             )
         )  # fmt: skip
 
@@ -72,8 +82,33 @@ def tick(tx: Tx, *, lease_seconds: float) -> bool:
     sweep_after = row.sweep_after
     if gap and sweep_after <= row.lease:
         sweep_after = lease + lease_seconds
-    _TICK.run(tx, seen=row.tick, new_wall=wall, new_lease=lease, gap=gap, new_sweep=sweep_after)
+    _TICK.run(
+        tx, seen=row.tick, new_wall=wall, new_lease=lease, gap=gap, new_sweep=sweep_after,
+        new_gap_tick=row.tick + 1 if gap else row.gap_tick,
+    )  # fmt: skip
     return bool(sweep_after <= lease)
+
+
+def may_destroy(tx: Tx) -> guard.Allowed | guard.Suspended:
+    """Whether what is destroyed because of its age may be destroyed now, and how much of it in one pass."""
+    row = _READ.first(tx)
+    assert row is not None
+    skews = _SKEWS.scalars(tx, heard_since=tx.now.lease - HEARD)
+    return guard.destruction(
+        guard.Guard(row.tick, row.gap_tick, row.allowed_gap, row.destroy_limit, tuple(skews))
+    )
+
+
+def allow_destruction(tx: Tx) -> None:
+    """An operator has looked at the clock's last jump: it holds nothing back any more."""
+    _ALLOW.run(tx)
+
+
+def clock_row(tx: Tx) -> Row:
+    """The clock's row as it is."""
+    row = _READ.first(tx)
+    assert row is not None
+    return row
 
 
 def since_tick(tx: Tx) -> float:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+import psycopg
 import pysqlite3
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
@@ -48,6 +52,8 @@ _LIBPQ: Final = {
 _WHO = "SELECT pg_current_xact_id_if_assigned()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _END_IT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::xid8::xid"
 _OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+
+log = structlog.get_logger(__name__)
 
 
 class StoreUnavailable(Exception):
@@ -98,6 +104,8 @@ class Store:
         self.errors: tuple[type[Exception], ...] = (
             *self.outages, sa.exc.DatabaseError, driver.DatabaseError
         )  # fmt: skip
+        self.session = secrets.token_hex(8)
+        event.listen(self.engine, "connect", self._introduce)
         if self.sqlite:
             event.listen(self.engine, "connect", self._pragmas)
             event.listen(self.engine, "begin", self._begin)
@@ -107,8 +115,15 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
-
         self._group = Group(self) if self.sqlite and not self.memory else None
+
+    def _introduce(self, dbapi: Any, record: Any) -> None:
+        """Whose answers these are. An SQLite file has one owning process, so a copy can only have been put
+        back before it started; a PostgreSQL can only have been before it did, which ends connections."""
+        if self.sqlite:
+            record.info["session"] = self.session
+            return
+        record.info["session"], record.info["origin"] = _introduction(dbapi)
 
     def tx(self, conn: sa.Connection) -> Tx:
         """What a store function gets in a transaction of this connection."""
@@ -258,6 +273,25 @@ class Store:
         self._writers.shutdown()
         self._readers.shutdown()
         self.engine.dispose()
+
+
+def _introduction(dbapi: Any) -> tuple[str, str | None]:
+    """(session, origin) of a PostgreSQL. One that does not tell has no origin: agents still notice."""
+    dbapi.autocommit = True
+    try:
+        started = str(dbapi.execute("SELECT pg_postmaster_start_time()").fetchone()[0])
+        try:
+            row = dbapi.execute(
+                "SELECT (SELECT system_identifier FROM pg_control_system()), "
+                "substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
+            ).fetchone()
+        except psycopg.Error as error:
+            log.warning("PostgreSQL does not tell its timeline", error=str(error).strip())
+            row = None
+    finally:
+        dbapi.autocommit = False
+    origin = None if row is None else f"{row[0]}/{row[1]}"
+    return hashlib.sha256(f"{started} {origin}".encode()).hexdigest()[:16], origin
 
 
 async def _wait_for(work: Future[T]) -> T:

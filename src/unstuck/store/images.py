@@ -263,6 +263,18 @@ def nonces_in_use(tx: Tx, image_ids: Sequence[str]) -> dict[str, str | None]:
     }
 
 
+def files_in_use(tx: Tx) -> dict[str, str]:
+    """Names of all files that images need, with the image's id; an upload under way has no whole file yet,
+    so its name comes with an empty id."""
+    found = {}
+    for row in tx.execute(sa.select(images.c.id, images.c.data_name, images.c.upload_nonce)):
+        if row.data_name is not None:
+            found[row.data_name] = row.id
+        elif row.upload_nonce is not None:
+            found[f"{row.id}.{row.upload_nonce}"] = ""
+    return found
+
+
 def image_for_boot(tx: Tx, image_id: str, project_id: str | None, *, admin: bool = False) -> BootImage:
     """The image in the form the compute API uses; 404 when the project may not see it."""
     image = get_image(tx, image_id, project_id=project_id, admin=admin)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from unstuck.core.server.data import Nic
 from unstuck.store.engine import Tx
+from unstuck.store.generation import may_allot
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.network import networks, ports, subnets
 
@@ -122,6 +123,7 @@ def allot_port(
 
     Raises :class:`NoSuchNetwork` and :class:`NoMoreAddresses`. The server's row must be inserted first.
     """
+    may_allot(tx)
     network_id = network_id or default_network(tx)
     if network_id is None or _LOCK.run(tx, network=network_id, project=project_id) != 1:
         raise NoSuchNetwork(f"Network {network_id} could not be found.")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.generation import Dispute
 from unstuck.core.server.control import (
     FailIt,
     FinishDelete,
@@ -57,6 +58,7 @@ JOINED = (
         servers.c.lease_incarnation,
         servers.c.work_deadline,
         servers.c.failure,
+        servers.c.disputed,
         servers.c.waiting,
         servers.c.marked_wall,
         servers.c.locked_by,
@@ -179,6 +181,7 @@ def loaded_from(row: Any) -> Loaded:
         work_deadline=row.work_deadline,
         operation=operation,
         failure=failure,
+        disputed=None if row.disputed is None else Dispute(row.disputed),
         unreadable=spoiled,
         waiting=row.waiting,
         marked_wall=row.marked_wall,

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict as Conflict
 from unstuck.core.errors import NotFound as NotFound
-from unstuck.core.server.control import Outcome, away
+from unstuck.core.server.control import PLACE_RETRY, Outcome, away
 from unstuck.core.server.data import (
     Failure,
     OperationKind,
@@ -20,6 +20,7 @@ from unstuck.core.server.status import status
 from unstuck.core.time import Now
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
+from unstuck.store.generation import may_change, may_place
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import hosts, operations, placements, servers
@@ -351,6 +352,8 @@ def refuse_unless(
 def change_intent(
     tx: Tx, server: Server, kind: OperationKind, caller: Caller, *, power: Power, edge: int, soft: bool
 ) -> None:
+    if server.place is not None:
+        may_change(tx, server.place.host_id)
     if server.operation is not None:
         close_operation(tx, server.operation.id, Outcome("superseded", f"overridden by {kind.value}"))
     host = server.host.hostname if server.host else None
@@ -423,6 +426,9 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
             updated_wall=tx.now.wall,
         )
     )
+    if server.disputed is not None:
+        judge(tx, server.id)  # held: nothing is done to it before an operator has settled the dispute
+        return None
     if host_id is not None:
         bump_world(tx, host_id, server.id)
         if away(server, tx.now):
@@ -474,6 +480,7 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     if (
         loaded is None
         or loaded.server.place is not None
+        or not may_place(tx, loaded.server.created)
         or _IS_HERE.first(tx, server=server_id, host=host_id)
     ):
         return False
@@ -536,6 +543,9 @@ def fail_server(tx: Tx, server_id: str, code: str, reason: str, remedy: str) -> 
     """Record that an unplaced server cannot be built; refused if it was placed or deleted meanwhile."""
     loaded = load_server(tx, server_id, lock=True)
     if loaded is None or loaded.server.place is not None or loaded.server.deleted:
+        return
+    if not may_place(tx, loaded.server.created):
+        postpone(tx, server_id, PLACE_RETRY)  # a host that has not spoken yet may hold it
         return
     failure = Failure(code, reason, remedy, tx.now.wall)
     tx.execute(

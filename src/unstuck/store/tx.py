@@ -24,6 +24,16 @@ class Tx:
         self._now: Now | None = None
 
     @property
+    def session(self) -> str:
+        """Another one whenever the database may have been put back since: it was opened or started anew."""
+        return str(self.conn.info.get("session", ""))
+
+    @property
+    def origin(self) -> str | None:
+        """PostgreSQL's system identifier and timeline, as far as it tells; None on SQLite."""
+        return self.conn.info.get("origin")
+
+    @property
     def postgresql(self) -> bool:
         return self.conn.dialect.name == "postgresql"
 

@@ -18,6 +18,7 @@ from unstuck.api.vouch import vouch
 from unstuck.core.agents import PROTOCOL, speaks
 from unstuck.store import agents
 from unstuck.store.agents import Stale, Superseded, UnknownHost
+from unstuck.store.generation import Behind
 
 T = TypeVar("T")
 
@@ -71,6 +72,8 @@ def guarded(handler: Callable[[Call, str], Awaitable[Reply]]) -> Handler:
             return _error(409, "superseded", str(error))
         except Stale as error:
             return _error(410, "stale", str(error))
+        except Behind as error:
+            return _error(412, "behind", str(error))
         except UnknownHost:
             return _error(401, "unknown-host", "No host has this credential; let it join again.")
         except Refusal as error:

@@ -10,10 +10,22 @@ import msgspec
 from unstuck.api.agents.guard import Refusal, body, guarded, refuse_protocol
 from unstuck.api.agents.images import image
 from unstuck.api.routes import Call, Query, Reply, Route, route
-from unstuck.core.agents import PROTOCOL, Answer, Claim, Heartbeat, Register, Report, Terms, World, speaks
+from unstuck.core.agents import (
+    PROTOCOL,
+    Answer,
+    Claim,
+    Heartbeat,
+    Holdings,
+    Register,
+    Report,
+    Terms,
+    World,
+    speaks,
+)
 from unstuck.core.server.data import Observation, Off, Step
 from unstuck.store import agents
 from unstuck.store.engine import Tx
+from unstuck.store.holdings import tell
 
 WAIT_MAX: Final = 60.0
 RECHECK: Final = 5.0
@@ -24,16 +36,19 @@ ID_MAX: Final = 64
 
 _register = msgspec.json.Decoder(Register)
 _heartbeat = msgspec.json.Decoder(Heartbeat)
+_holdings = msgspec.json.Decoder(Holdings)
 _claim = msgspec.json.Decoder(Claim)
 _report = msgspec.json.Decoder(Report)
 _answer = msgspec.json.Decoder(Answer)
 
 
 class WorldQuery(Query, frozen=True, kw_only=True):
-    """``since``: the version the agent knows, -1 for none. ``wait``: how long the call may take."""
+    """``since``: the version the agent knows, -1 for none, in the ``history`` that it knows it from.
+    ``wait``: how long the call may take."""
 
     incarnation: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     since: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
+    history: str = ""
     wait: float = 0.0
 
 
@@ -109,6 +124,16 @@ async def heartbeat(call: Call, host_id: str) -> Reply:
 
 
 @guarded
+async def holdings(call: Call, host_id: str) -> Reply:
+    given = await body(call, _holdings)
+    if len(given.held) > UNKNOWN_MAX or any(len(item.server_id) > ID_MAX for item in given.held):
+        raise Refusal(400, "invalid", "Invalid input: `held` holds too much.")
+    answer = await call.store.run(tell, host_id, given)
+    call.app.notifier.wake("control")
+    return Reply(answer)
+
+
+@guarded
 async def world(call: Call, host_id: str) -> Reply:
     """At once when there is news or a question; else when somebody wakes this host, or time is over."""
     open_polls = polls(call.app.extra)
@@ -127,18 +152,19 @@ async def _wait_for_news(call: Call, host_id: str, query: WorldQuery, open_polls
         mark = call.app.notifier.version(key)  # before the look, so that nothing is missed after it
         left = end - clock()
         over = left <= 0 or open_polls.closing
-        found = await call.store.run_read(_news, host_id, query.incarnation, query.since, over)
+        found = await call.store.run_read(_news, host_id, query, over)
         if found is not None:
             return found
         await call.app.notifier.wait(key, min(left, RECHECK), since=mark)
 
 
-def _news(tx: Tx, host_id: str, incarnation: int, since: int, over: bool) -> World | None:
+def _news(tx: Tx, host_id: str, query: WorldQuery, over: bool) -> World | None:
     """The world if there is news or a question in it, or if the wait is ``over``; in one transaction."""
-    version, asked = agents.world_version(tx, host_id, incarnation)
-    if version == since and not asked and not over:
+    version, asked = agents.world_version(tx, host_id, query.incarnation)
+    known = version == query.since and query.history in ("", agents.terms(tx).history)
+    if known and not asked and not over:
         return None
-    return agents.world(tx, host_id, incarnation, since)
+    return agents.world(tx, host_id, query.incarnation, query.since, query.history)
 
 
 @guarded
@@ -184,6 +210,7 @@ _HOST = "/agents/v1/hosts/{host_id}"
 ROUTES: list[Route] = [
     route("POST", f"{_HOST}/register", register, "public", body=Register, raw=True),
     route("POST", f"{_HOST}/heartbeat", heartbeat, "public", body=Heartbeat, raw=True),
+    route("POST", f"{_HOST}/holdings", holdings, "public", body=Holdings, raw=True),
     route("GET", f"{_HOST}/world", world, "public", query=WorldQuery),
     route("POST", f"{_HOST}/claims", claim, "public", body=Claim, raw=True, status=204),
     route("POST", f"{_HOST}/reports", report, "public", body=Report, raw=True, status=204),

@@ -91,6 +91,8 @@ def waiting_since(server: Server) -> float:
 def _plan_delete(server: Server, now: Now) -> Plan:
     if server.removed:
         return Settled()
+    if server.disputed is not None:
+        return Settled()  # the delete is kept, and held until an operator has settled the dispute
     if server.place is None:
         return FinishDelete(tombstone=False)
     if server.seen is not None and server.seen.step is Step.REMOVED:

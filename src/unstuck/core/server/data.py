@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from unstuck.core.generation import Dispute
+
 
 class Power(StrEnum):
     """What the user wants of the guest: to run, to stand still, to wait on the disk, or not to be there."""
@@ -324,6 +326,7 @@ class Server(msgspec.Struct, frozen=True):
     work_deadline: float | None
     operation: Operation | None
     failure: Failure | None
+    disputed: Dispute | None = None
     unreadable: tuple[str, ...] = ()
     """Columns of its row that cannot be read."""
     waiting: float | None = None

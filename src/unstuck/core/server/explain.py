@@ -9,6 +9,7 @@ from typing import assert_never
 
 import msgspec
 
+from unstuck.core.generation import Dispute
 from unstuck.core.server.control import (
     AWAY,
     NO_HOST_DEADLINE,
@@ -92,6 +93,13 @@ def explain(server: Server, now: Now) -> Explanation:
 def _why(server: Server, now: Now) -> Why:
     if server.removed:
         return _removed()
+    if server.deleted and server.disputed is not None:
+        return Why(
+            "the server is to be deleted; store and host do not agree on it, and until that is settled "
+            "nothing of it is removed",
+            "an administrator settles it with `unstuck doctor`",
+            since=server.operation.since if server.operation else None,
+        )
     if server.deleted:
         return _deleting(server, now)
     if server.place is None:
@@ -324,10 +332,27 @@ def _holder(server: Server) -> str:
     return f"host agent on {server.host.hostname}, incarnation {server.host.incarnation}"
 
 
+def _disputed(kind: Dispute, deleted: bool) -> Condition:
+    match kind:
+        case Dispute.UNKNOWN:
+            what = "the store was set back and had lost this server; it was adopted as its host has it"
+        case Dispute.MISSING:
+            what = (
+                "the store was set back, and the server's host has no disk of it: it was deleted since the "
+                "copy was made, or its disk was lost"
+            )
+        case _ as never:
+            assert_never(never)
+    held = "; its delete is kept and held until then" if deleted else ""
+    return Condition("disputed", what, f"an administrator settles it with `unstuck doctor`{held}")
+
+
 def _conditions(server: Server, now: Now) -> tuple[Condition, ...]:
     if server.removed:
         return ()
     found: list[Condition] = []
+    if server.disputed is not None:
+        found.append(_disputed(server.disputed, server.deleted))
     if server.unreadable:
         what = f"the store cannot read {', '.join(server.unreadable)} of this server's row"
         remedy = (

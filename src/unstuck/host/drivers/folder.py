@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from unstuck.core.server.data import BootImage, Nic, Want
+from unstuck.core.agents import Holding
+from unstuck.core.server.data import BootImage, Fence, Nic, Spec, Thing, Want
 from unstuck.host.driver import DriverError
 
 FORMAT = 1
@@ -49,6 +50,9 @@ class Grant(msgspec.Struct, frozen=True):
     nics: tuple[Nic, ...] = ()
     images: tuple[str, ...] | None = None
     """Names in the image cache that it boots from; None in the grants of an older version."""
+    intent: int = 0
+    spec: Spec | None = None
+    """What it is made of: a store that was set back makes the server's row anew from this."""
 
 
 class Starts(msgspec.Struct, frozen=True):
@@ -189,10 +193,13 @@ class ServerFolder:
         for part in self.path.glob("*.part-*"):
             part.unlink(missing_ok=True)
 
-    def write_grant(self, want: Want) -> None:
+    def write_grant(self, want: Want, *, durable: bool = True) -> None:
         fence, images = want.fence, tuple(cache_name(image) for image in want.spec.images)
-        grant = Grant(fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics, images)
-        write_atomic(self.path / "grant.json", msgspec.json.encode(grant))
+        grant = Grant(
+            fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics, images, want.intent,
+            want.spec,
+        )  # fmt: skip
+        write_atomic(self.path / "grant.json", msgspec.json.encode(grant), durable=durable)
 
     def read_grant(self) -> Grant | None:
         return read_grant(self.path)
@@ -277,6 +284,29 @@ class ServerFolder:
                 yield from list(entries)
         except FileNotFoundError:
             return
+
+
+def holdings(host_dir: Path, host_id: str, guest: Callable[[ServerFolder], Thing]) -> tuple[Holding, ...]:
+    """What every server's folder tells. One that cannot be read is told of without its grant (law 8).
+
+    Raises :class:`FolderError` and OSError where it is not certain that this is all.
+    """
+    check_identity(host_dir, host_id)
+    return tuple(_holding(ServerFolder(host_dir, name), guest) for name in sorted(server_ids(host_dir)))
+
+
+def _holding(folder: ServerFolder, guest: Callable[[ServerFolder], Thing]) -> Holding:
+    try:
+        grant, alive = folder.read_grant(), guest(folder)
+        if grant is None:
+            return Holding(folder.server_id, alive, Thing.PRESENT if folder.disks() else Thing.ABSENT)
+        disk = Thing.PRESENT if folder.disk(grant.nonce).exists() else Thing.ABSENT
+        if disk is Thing.ABSENT and folder.disks():
+            disk = Thing.UNKNOWN  # a disk of another grant
+    except (DriverError, OSError, msgspec.DecodeError):
+        return Holding(folder.server_id, Thing.UNKNOWN, Thing.UNKNOWN)
+    fence = Fence(grant.generation, grant.epoch)
+    return Holding(folder.server_id, alive, disk, fence, grant.nonce, grant.edge, grant.intent, grant.spec)
 
 
 def server_ids(host_dir: Path) -> frozenset[str]:

@@ -126,6 +126,7 @@ class Guests:
     async def save(self, folder: ServerFolder, want: Want) -> None:
         """The memory, whole under its name or not at all; when it fails the guest runs on."""
         async with self._cache.space.reserve(want.spec.flavor.ram_mb << 20):
+            await asyncio.to_thread(folder.sweep_parts)  # what an agent that died has left
             part = await asyncio.to_thread(memory.Part, folder.memory(want.edge))
             try:
                 await self._work(folder, lambda monitor: memory.write(monitor, part.descriptor))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from unstuck.core.agents import Holding
 from unstuck.core.server.data import (
     Gone,
     Guest,
@@ -35,6 +36,7 @@ from unstuck.host.drivers.folder import (
     ServerFolder,
     boot_id,
     check_identity,
+    holdings,
     server_ids,
     write_atomic,
 )
@@ -78,7 +80,12 @@ class InstantDriver:
         """Images are always there."""
 
     async def make_disk(self, want: Want) -> None:
-        await self._do(want, lambda folder: _make(folder, folder.disk(want.nonce)))
+        def make(folder: ServerFolder) -> None:
+            folder.ensure()
+            folder.write_grant(want, durable=False)
+            _make(folder, folder.disk(want.nonce))
+
+        await self._do(want, make)
 
     async def drop_disks(self, want: Want) -> None:
         await self._do(want, lambda folder: drop_disks(folder, want))
@@ -93,6 +100,7 @@ class InstantDriver:
             saved = folder.memory(want.edge)
             folder.drop_memories(keep=saved)
             self._mark(folder, Marker(want.edge, self._boot_id, paused=saved.exists()))
+            folder.write_grant(want, durable=False)
             folder.console.write_text(f"instant guest {want.spec.name}, start {want.edge}\n")
 
         await self._do(want, start)
@@ -147,6 +155,15 @@ class InstantDriver:
         try:
             await asyncio.to_thread(check_identity, self._host_dir, self._host_id)
             return await asyncio.to_thread(server_ids, self._host_dir)
+        except (FolderError, OSError) as error:
+            raise DriverError(str(error)) from error
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        def guest(folder: ServerFolder) -> Thing:
+            return Thing.ABSENT if self._marker(folder) is None else Thing.PRESENT
+
+        try:
+            return await asyncio.to_thread(holdings, self._host_dir, self._host_id, guest)
         except (FolderError, OSError) as error:
             raise DriverError(str(error)) from error
 

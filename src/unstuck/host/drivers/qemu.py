@@ -8,6 +8,7 @@ import pwd
 from collections.abc import Callable
 from pathlib import Path
 
+from unstuck.core.agents import Holding
 from unstuck.core.server.data import (
     FetchFailed,
     Guest,
@@ -25,11 +26,18 @@ from unstuck.core.server.data import (
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk, memory
 from unstuck.host.drivers.command import Machine, guest_name
-from unstuck.host.drivers.folder import FolderError, ServerFolder, check_identity, knows, server_ids
+from unstuck.host.drivers.folder import (
+    FolderError,
+    ServerFolder,
+    check_identity,
+    holdings,
+    knows,
+    server_ids,
+)
 from unstuck.host.drivers.guests import Guests
 from unstuck.host.drivers.process import Process, identify
 from unstuck.host.drivers.qmp import Monitors, QmpError, QmpSilence
-from unstuck.host.drivers.sight import STARTING, Sight, inspect
+from unstuck.host.drivers.sight import STARTING, Sight, alive, inspect
 from unstuck.host.images import Barrier, ImageCache, ImageSource, Wanted, no_barrier
 from unstuck.host.networks.bridge import NEEDS_ROOT, NEEDS_ROOT_REMEDY, Bridges, tap_names
 
@@ -199,6 +207,15 @@ class QemuDriver:
         except (FolderError, OSError) as error:
             raise DriverError(_reason(error)) from error
         return folders | await self.networks.servers()
+
+    async def holdings(self) -> tuple[Holding, ...]:
+        def guest(folder: ServerFolder) -> Thing:
+            return Thing.PRESENT if alive(folder) else Thing.ABSENT
+
+        try:
+            return await asyncio.to_thread(holdings, self._host_dir, self._host_id, guest)
+        except (FolderError, OSError) as error:
+            raise DriverError(_reason(error)) from error
 
     async def console(self, server_id: str, lines: int | None) -> str:
         folder = ServerFolder(self._host_dir, server_id)

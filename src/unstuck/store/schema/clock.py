@@ -17,5 +17,17 @@ clock = sa.Table(
     sa.Column("sweep_after", Seconds, nullable=False),
     sa.Column("generation", sa.BigInteger, nullable=False),
     sa.Column("generation_id", sa.String(32), nullable=False),
+    # PostgreSQL's system identifier and timeline: another one is another history.
+    sa.Column("origin", sa.String(64)),
+    # Recovery mode, since when and why: the store was set back.
+    sa.Column("recovery", Seconds),
+    sa.Column("recovery_wall", Seconds),
+    sa.Column("recovery_why", sa.Text),
+    # The guard on destruction by time: the tick of the last gap, the one that an operator let pass, and
+    # how much one pass may destroy.
+    sa.Column("gap_tick", sa.BigInteger, nullable=False),
+    sa.Column("allowed_gap", sa.BigInteger, nullable=False),
+    sa.Column("destroy_limit", sa.Integer, nullable=False),
     sa.CheckConstraint("id = 1", name="one_row"),
+    sa.CheckConstraint("(recovery IS NULL) = (recovery_why IS NULL)", name="recovery_has_a_reason"),
 )

@@ -38,6 +38,9 @@ hosts = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("seen", Seconds, nullable=False),
     sa.Column("seen_wall", Seconds, nullable=False),
+    # The generation in which it last said what it holds, and by how much its wall clock differs.
+    sa.Column("told", sa.BigInteger, nullable=False),
+    sa.Column("skew", Seconds),
 )
 
 join_tokens = sa.Table(
@@ -106,6 +109,8 @@ servers = sa.Table(
     sa.Column("lease_incarnation", sa.BigInteger),
     sa.Column("work_deadline", Seconds),
     sa.Column("failure", sa.Text),
+    # What store and host do not agree on, until an operator settles it.
+    sa.Column("disputed", sa.String(16)),
     sa.Column("removed", sa.Boolean, nullable=False),
     sa.Column("removed_wall", Seconds),
     sa.Column("settled", sa.Boolean, nullable=False),

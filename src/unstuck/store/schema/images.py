@@ -28,7 +28,7 @@ images = sa.Table(
     sa.Column("virtual_size", sa.BigInteger),
     sa.Column("checksum", sa.String(32)),
     sa.Column("sha512", sa.String(128)),
-    sa.Column("deactivated", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    sa.Column("deactivated", sa.Boolean, nullable=False, default=False, server_default=sa.text("false")),
     sa.Column("upload_nonce", sa.String(32)),
     sa.Column("upload_since", Seconds),
     sa.Column("upload_until", Seconds, index=True),

@@ -25,6 +25,16 @@ def upgrade() -> None:
         sa.Column("sweep_after", sa.Double(), nullable=False),
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("generation_id", sa.String(length=32), nullable=False),
+        sa.Column("origin", sa.String(length=64), nullable=True),
+        sa.Column("recovery", sa.Double(), nullable=True),
+        sa.Column("recovery_wall", sa.Double(), nullable=True),
+        sa.Column("recovery_why", sa.Text(), nullable=True),
+        sa.Column("gap_tick", sa.BigInteger(), nullable=False),
+        sa.Column("allowed_gap", sa.BigInteger(), nullable=False),
+        sa.Column("destroy_limit", sa.Integer(), nullable=False),
+        sa.CheckConstraint(
+            "(recovery IS NULL) = (recovery_why IS NULL)", name=op.f("ck_clock_recovery_has_a_reason")
+        ),
         sa.CheckConstraint("id = 1", name=op.f("ck_clock_one_row")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clock")),
     )
@@ -77,6 +87,8 @@ def upgrade() -> None:
         sa.Column("sequence", sa.BigInteger(), nullable=False),
         sa.Column("seen", sa.Double(), nullable=False),
         sa.Column("seen_wall", sa.Double(), nullable=False),
+        sa.Column("told", sa.BigInteger(), nullable=False),
+        sa.Column("skew", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_hosts")),
         sa.UniqueConstraint("hostname", name=op.f("uq_hosts_hostname")),
     )
@@ -110,7 +122,7 @@ def upgrade() -> None:
         sa.Column("virtual_size", sa.BigInteger(), nullable=True),
         sa.Column("checksum", sa.String(length=32), nullable=True),
         sa.Column("sha512", sa.String(length=128), nullable=True),
-        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("0"), nullable=False),
+        sa.Column("deactivated", sa.Boolean(), server_default=sa.text("(false)"), nullable=False),
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
@@ -297,6 +309,7 @@ def upgrade() -> None:
         sa.Column("lease_incarnation", sa.BigInteger(), nullable=True),
         sa.Column("work_deadline", sa.Double(), nullable=True),
         sa.Column("failure", sa.Text(), nullable=True),
+        sa.Column("disputed", sa.String(length=16), nullable=True),
         sa.Column("removed", sa.Boolean(), nullable=False),
         sa.Column("removed_wall", sa.Double(), nullable=True),
         sa.Column("settled", sa.Boolean(), nullable=False),
