@@ -218,6 +218,36 @@ def test_a_restart_of_the_control_plane_is_no_set_back(cloud: FaultCloud) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("qemu")
+@pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="no QEMU")
+def test_a_real_guest_that_the_store_had_lost_runs_on_and_is_adopted(tmp_path: Path, template: Path) -> None:
+    shutil.copytree(template, tmp_path / "state")
+    with namespace():
+        cloud = FaultCloud(tmp_path / "state", "qemu")
+        try:
+            cloud.start("control")
+            cloud.start("host")
+            copy = copy_of(cloud, tmp_path / "copy.db")
+            late = active(cloud, "late")
+            guest, address = cloud.one(late), cloud.address(late)
+            cloud.kill("control")
+            put_back(cloud, copy)
+            cloud.start("control")
+            found = until_heard(cloud)
+            assert [(item["kind"], item["id"]) for item in found["items"]] == [("server-unknown", late)]
+            cloud.until_status(late, "ACTIVE")
+            accept(cloud, until_heard(cloud)["id"])
+            cloud.until_status(late, "ACTIVE")
+            assert cloud.one(late) == guest, "the same process, untouched"
+            assert cloud.address(late) == address
+            cloud.agree()
+            cloud.delete(late)
+            cloud.agree_gone(late)
+        finally:
+            cloud.close()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(postgres.programs() is None, reason="PostgreSQL's server is not installed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a network of its own")
 @pytest.mark.parametrize("how", ["copied", "recovered"])

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from tests.store.play import Cloud, caller, facts
 from tests.store.test_barriers import overlap
+from unstuck.control.collect import may_collect
 from unstuck.core.agents import Heartbeat, Holding, Holdings, Register, Told
 from unstuck.core.errors import Conflict, Invalid, NotFound, Unavailable
 from unstuck.core.generation import Dispute, Mark
@@ -295,6 +296,18 @@ def test_a_report_that_is_newer_than_what_was_told_counts(cloud: Cloud) -> None:
     cloud.active()
     cloud.store.transact(tell, "h", Holdings(incarnation, sequence, ()))
     assert cloud.server().disputed is None
+
+
+def test_nothing_is_collected_until_the_dispute_is_settled(cloud: Cloud) -> None:
+    assert isinstance(cloud.store.read(may_collect), Allowed)
+    say(cloud, stranger(cloud))
+    found = cloud.store.read(may_collect)
+    assert isinstance(found, Suspended)
+    assert "set back" in found.reason
+    shown = cloud.store.read(disputes.diff, NONE)
+    assert shown is not None
+    cloud.store.transact(disputes.accept, shown.id, NONE, caller())
+    assert isinstance(cloud.store.read(may_collect), Allowed)
 
 
 def test_the_guard_stands_in_the_clock_row(store: Store) -> None:
