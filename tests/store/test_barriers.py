@@ -86,7 +86,7 @@ def test_two_creates_never_share_an_address(cloud: Cloud) -> None:
 
 
 def test_the_last_address_goes_to_one(postgres_store: Store) -> None:
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for number in range(4):
         cloud.create(f"s{number}")
     first, second = overlap(cloud.store, lambda tx: insert(tx, "a"), lambda tx: insert(tx, "b"))
@@ -267,7 +267,7 @@ def test_a_rebuild_and_a_delete_at_once_end_in_the_delete(cloud: Cloud) -> None:
 
 def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:
     """Also where both search from the same place: all but two are in use, and the cursor is at the end."""
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for name in "vwxyz":
         cloud.create(name)
     freed = sa.delete(ports).where(ports.c.server_id.in_(["w", "y"]))
@@ -279,7 +279,7 @@ def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store:
 
 
 def test_a_create_does_not_take_the_address_of_a_delete_that_may_yet_fail(postgres_store: Store) -> None:
-    cloud = Cloud(postgres_store, cidr="10.9.0.0/28")
+    cloud = Cloud(postgres_store, cidr="10.9.0.0/29")
     for name in "vwxyz":
         cloud.create(name)
 

@@ -245,7 +245,8 @@ def pair(postgres_store: Store) -> Cloud:
 
 def records(cloud: Cloud, fence: Fence) -> Any:
     seen = Observation(1, Gone(), Thing.PRESENT, Step.DISK)
-    ask = Report(cloud.agents["h"].incarnation, next(cloud.sequence), "a", fence, seen, "disk")
+    disk = f"disk.{cloud.wants('h')['a'].nonce}"
+    ask = Report(cloud.agents["h"].incarnation, next(cloud.sequence), "a", fence, seen, disk)
     return lambda tx: agents.report(tx, "h", ask)
 
 
