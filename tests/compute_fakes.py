@@ -56,9 +56,11 @@ class FakeHost:
         seen = {
             "intent": want.intent, "guest": guest, "disk": Thing.PRESENT, "step": Step.AT_REST, **changes
         }  # fmt: skip
+        if want.power is Power.SUSPENDED and not changes:
+            seen["memory"] = Thing.PRESENT
         if want.gone and not changes:
             seen |= {"guest": Gone(), "disk": Thing.ABSENT, "step": Step.REMOVED}
-        disk = f"disk-{want.server_id}" if seen["disk"] is Thing.PRESENT else None
+        disk = f"{want.server_id}.{want.nonce}" if seen["disk"] is Thing.PRESENT else None
         report = Report(self.incarnation, self.next(), want.server_id, want.fence, Observation(**seen), disk)
         self.store.transact(agents.report, self.id, report)
 

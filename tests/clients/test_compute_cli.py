@@ -59,6 +59,10 @@ def test_pause_lock_and_mark_of_the_openstack_command(
     wait(lambda: shows("PAUSED"))
     cli("server", "unpause", "web")
     wait(lambda: shows("ACTIVE"))
+    cli("server", "suspend", "web")
+    wait(lambda: shows("SUSPENDED"))
+    cli("server", "resume", "web")
+    wait(lambda: shows("ACTIVE"))
     cli("--os-compute-api-version", "2.73", "server", "lock", "--reason", "audit", "web")
     locked = cli("--os-compute-api-version", "2.73", "server", "show", "web", "-f", "json")
     assert (locked["locked"], locked["locked_reason"]) == (True, "audit")
@@ -67,8 +71,21 @@ def test_pause_lock_and_mark_of_the_openstack_command(
     assert shows("ERROR")
     cli("server", "set", "--state", "active", "--auto-approve", "web")
     assert shows("ACTIVE")
+    cli("server", "rebuild", "--wait", "--image", cloud.site.image, "--name", "again", "web")
+    assert sdk.compute.get_server(server.id).name == "again"
     actions = [action.action for action in sdk.compute.server_actions(server)]
-    assert actions == ["resetState", "resetState", "unlock", "lock", "unpause", "pause", "create"]
+    assert actions == [
+        "rebuild",
+        "resetState",
+        "resetState",
+        "unlock",
+        "lock",
+        "resume",
+        "suspend",
+        "unpause",
+        "pause",
+        "create",
+    ]
 
 
 @pytest.mark.filterwarnings("default")
@@ -84,6 +101,10 @@ def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connectio
     becomes("PAUSED")
     compute.unpause_server(server)
     becomes("ACTIVE")
+    compute.suspend_server(server)
+    becomes("SUSPENDED")
+    compute.resume_server(server)
+    becomes("ACTIVE")
     compute.lock_server(server, locked_reason="audit")
     assert compute.get_server(server.id).is_locked
     compute.unlock_server(server)
@@ -91,6 +112,8 @@ def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connectio
     becomes("ERROR")
     compute.reset_server_state(server, "active")
     becomes("ACTIVE")
+    rebuilt = sdk.rebuild_server(server.id, cloud.site.image, wait=True, timeout=20)
+    assert (rebuilt.id, rebuilt.status) == (server.id, "ACTIVE")
 
 
 @pytest.mark.filterwarnings("default")

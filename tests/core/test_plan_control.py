@@ -230,6 +230,7 @@ def asked(kind: OperationKind, power: Power, guest: Guest = ACTIVE.seen.guest) -
     return replaced(ACTIVE, power=power, intent=2, seen=seen(guest), operation=operation)
 
 
+SAVED = msgspec.structs.replace(seen(Gone()), memory=Thing.PRESENT)
 STATUSES = [
     ("new", NEW, "BUILD", "scheduling"),
     ("placed, nothing seen", PLACED, "BUILD", None),
@@ -247,6 +248,43 @@ STATUSES = [
         "PAUSED",
         None,
     ),
+    ("to be suspended", asked(OperationKind.SUSPEND, Power.SUSPENDED), "ACTIVE", "suspending"),
+    ("suspended", replaced(ACTIVE, power=Power.SUSPENDED, seen=SAVED), "SUSPENDED", None),
+    ("to be resumed", replaced(asked(OperationKind.RESUME, Power.ON), seen=SAVED), "SUSPENDED", "resuming"),
+    ("to be rebuilt", asked(OperationKind.REBUILD, Power.ON), "REBUILD", "rebuilding"),
+    (
+        "rebuilding",
+        replaced(
+            asked(OperationKind.REBUILD, Power.ON),
+            disk_recorded=False,
+            replaced=("n",),
+            seen=seen(Gone(), intent=2, step=Step.DISK),
+        ),
+        "REBUILD",
+        "rebuild_block_device_mapping",
+    ),
+    (
+        "rebuilt, starting",
+        replaced(
+            asked(OperationKind.REBUILD, Power.ON),
+            replaced=("n",),
+            seen=seen(Gone(), intent=2, step=Step.STARTING),
+        ),
+        "REBUILD",
+        "rebuild_spawning",
+    ),
+    (
+        "rebuilding what is off",
+        replaced(
+            asked(OperationKind.REBUILD, Power.OFF),
+            disk_recorded=False,
+            replaced=("n",),
+            seen=seen(Gone(), intent=2),
+        ),
+        "REBUILD",
+        "rebuild_block_device_mapping",
+    ),
+    ("rebuilt, off", replaced(ACTIVE, power=Power.OFF, replaced=("n",), seen=seen(Gone())), "SHUTOFF", None),
     ("marked by an operator", replaced(ACTIVE, marked_wall=4000.0), "ERROR", None),
     (
         "its failure, looked at anew",
@@ -267,3 +305,7 @@ STATUSES = [
 def test_the_status_follows_from_the_facts(what: str, server: Server, shown: str, task: str | None) -> None:
     got = status(server, NOW)
     assert (got.status, got.task_state) == (shown, task)
+
+
+def test_a_suspended_server_is_shut_down_as_the_compute_api_counts() -> None:
+    assert status(replaced(ACTIVE, power=Power.SUSPENDED, seen=SAVED), NOW).power_state == 4

@@ -53,6 +53,7 @@ WANTS = {
     "reboot soft": msgspec.structs.replace(ON, edge=4, soft=True, patience=30.0),
     "reboot soft, overdue": msgspec.structs.replace(ON, edge=4, soft=True),
     "paused": msgspec.structs.replace(ON, power=Power.PAUSED),
+    "suspended": msgspec.structs.replace(ON, power=Power.SUSPENDED),
     "off": msgspec.structs.replace(ON, power=Power.OFF, patience=30.0),
     "off, overdue": msgspec.structs.replace(ON, power=Power.OFF),
     "gone": msgspec.structs.replace(ON, gone=True),
@@ -75,6 +76,7 @@ TABLE = {
     "reboot hard": "quit quit quit quit quit quit start hold hold",
     "reboot soft": "power_down quit quit quit quit quit start hold hold",
     "reboot soft, overdue": "quit quit quit quit quit quit start hold hold",
+    "suspended": "save save save save rest hold hold hold hold",
     "paused": "pause rest rest rest rest hold start hold hold",
     "off": "power_down quit quit quit quit quit rest rest hold",
     "off, overdue": "quit quit quit quit quit quit rest rest hold",
@@ -103,6 +105,27 @@ def test_each_want_and_guest_has_its_decision(wanted: str, seen: str, expected: 
     assert word(plan_host(WANTS[wanted], view)) == expected
 
 
+STANDING = Paused(3)
+MEMORIES: list[tuple[str, Want, Guest, str]] = [
+    ("saved, the process goes", WANTS["suspended"], STANDING, "quit"),
+    ("saved, no process", WANTS["suspended"], Gone(), "rest"),
+    ("saved, and it ran on", WANTS["suspended"], Running(3), "drop_memory"),
+    ("wakes up", ON, Gone(), "start"),
+    ("has woken up", ON, STANDING, "drop_memory"),
+    ("runs", ON, Running(3), "drop_memory"),
+    ("is to stand still", WANTS["paused"], STANDING, "drop_memory"),
+    ("is to be off", WANTS["off"], Gone(), "rest"),
+    ("deleted", WANTS["gone"], Gone(), "remove_nics"),
+]
+
+
+@pytest.mark.parametrize(("what", "want", "guest", "expected"), MEMORIES, ids=[row[0] for row in MEMORIES])
+def test_no_cpu_runs_while_a_saved_memory_could_be_loaded(
+    what: str, want: Want, guest: Guest, expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, guest=guest, memory=P))) == expected
+
+
 NEW = msgspec.structs.replace(ON, disk_recorded=False)
 RAISE: list[tuple[str, Want, dict[str, object], str]] = [
     ("fetch first", NEW, {"disk": A, "images": Missing(), "nics": A}, "fetch"),
@@ -128,6 +151,34 @@ def test_a_guest_is_brought_up_step_by_step(
     assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
 
 
+REBUILD = msgspec.structs.replace(NEW, edge=4, nonce="new", replaced=("old",))
+MADE = msgspec.structs.replace(REBUILD, disk_recorded=True)
+REBUILDS: list[tuple[str, Want, dict[str, object], str]] = [
+    ("the old guest goes first", REBUILD, {"guest": Running(3), "disk": A, "replaced": P}, "quit"),
+    ("the image", REBUILD, {"disk": A, "replaced": P, "images": Missing()}, "fetch"),
+    ("the new disk beside the old one", REBUILD, {"disk": A, "replaced": P}, "make_disk"),
+    ("a disk that nobody knows", REBUILD, {"disk": U, "replaced": P}, "hold"),
+    ("the new disk is recorded", REBUILD, {"replaced": P}, "record_disk"),
+    ("then the old one goes", MADE, {"replaced": P, "nics": A}, "drop_disks"),
+    ("the new one is lost before that", MADE, {"disk": A, "replaced": P}, "hold"),
+    ("then it is started", MADE, {"replaced": A}, "start"),
+    ("off: the new disk is made too", OFF := msgspec.structs.replace(REBUILD, power=Power.OFF),
+     {"disk": A, "replaced": P}, "make_disk"),
+    ("off: recorded", OFF, {"replaced": P}, "record_disk"),
+    ("off: the old one goes", msgspec.structs.replace(MADE, power=Power.OFF), {"replaced": P}, "drop_disks"),
+    ("off: done, with no need of images", msgspec.structs.replace(MADE, power=Power.OFF),
+     {"images": Missing()}, "rest"),
+    ("delete wins", msgspec.structs.replace(REBUILD, gone=True), {"disk": A, "replaced": P}, "remove_nics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), REBUILDS, ids=[row[0] for row in REBUILDS])
+def test_a_rebuild_keeps_the_old_disk_until_the_new_one_is_recorded(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
 REMOVE: list[tuple[dict[str, object], str]] = [
     ({"nics": P, "folder": P}, "remove_nics"),
     ({"nics": U, "folder": P}, "hold"),
@@ -147,9 +198,14 @@ def test_a_deleted_server_goes_piece_by_piece(seen: dict[str, object], expected:
 
 IMAGES: list[Images] = [Ready(), Missing(), Fetching(0, 1), FetchFailed("x", False), FetchFailed("x", True)]
 EVERYTHING = [
-    (msgspec.structs.replace(want, disk_recorded=recorded), View(guest, images, disk, nics, folder))
+    (
+        msgspec.structs.replace(want, disk_recorded=recorded, replaced=replaced),
+        View(guest, images, disk, nics, folder, replaced=P if replaced else A, memory=memory),
+    )
     for want in WANTS.values()
     for recorded in (True, False)
+    for replaced in ((), ("old",))
+    for memory in (P, A)
     for guest in GUESTS.values()
     for images, disk, nics, folder in itertools.product(IMAGES, Thing, Thing, Thing)
 ]
@@ -169,11 +225,20 @@ def test_the_planner_is_total_and_keeps_the_laws() -> None:
         if does is Do.START:
             assert isinstance(view.guest, Gone)
             assert (view.disk, view.nics, want.disk_recorded) == (P, P, True)
-            assert want.power is not Power.OFF
+            assert want.power in (Power.ON, Power.PAUSED)
             assert not want.gone
+        if does is Do.DROP_DISKS:
+            assert (view.disk, want.disk_recorded, want.gone) == (P, True, False)
+            assert isinstance(view.guest, Gone)
         if does is Do.PAUSE:
             assert want.power is Power.PAUSED
+        if does is Do.SAVE:
+            assert (want.power, view.memory) == (Power.SUSPENDED, A)
+        if does is Do.DROP_MEMORY:
+            assert isinstance(view.guest, Running | Paused), "a process has it"
+            assert want.power is not Power.SUSPENDED or isinstance(view.guest, Running)
         if does is Do.RESUME:
+            assert view.memory is A
             assert want.power is Power.ON
             assert isinstance(view.guest, Paused)
         if does in (Do.REMOVE_NICS, Do.REMOVE_FOLDER):
@@ -182,7 +247,8 @@ def test_the_planner_is_total_and_keeps_the_laws() -> None:
         if does is Do.REMOVE_FOLDER:
             assert view.folder is P
         if does is Do.QUIT and not want.gone and want.power is not Power.OFF:
-            assert want.edge > 3, "a guest that is wanted is never ended"
+            saved = want.power is Power.SUSPENDED and view.memory is P and isinstance(view.guest, Paused)
+            assert want.edge > 3 or saved, "a guest that is wanted is never ended"
 
 
 def test_a_trouble_always_names_reason_and_remedy() -> None:

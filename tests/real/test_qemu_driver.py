@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +375,93 @@ def test_a_guest_is_paused_and_continued(tmp_path: Path, images: tuple[BootImage
             assert stage.pid(want) == pid
 
     asyncio.run(scene())
+
+
+def test_a_guest_is_suspended_and_resumed(tmp_path: Path, images: tuple[BootImage, ...]) -> None:
+    """Another process, the same guest; and a cold start never meets the old memory."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, images) as stage:
+            want, driver = stage.want(), stage.driver()
+            await settle(driver, want)
+            await ready(driver, want)
+            folder, pid = stage.folder(want), stage.pid(want)
+            on = msgspec.structs.replace(want, disk_recorded=True)
+            off = msgspec.structs.replace(on, power=Power.SUSPENDED)
+            assert await settle(driver, off) is Step.AT_REST
+            view = await driver.look(off)
+            assert (view.guest, view.memory) == (Gone(), Thing.PRESENT)
+            assert await settle(driver, off) is Step.AT_REST
+            assert await settle(driver, on) is Step.AT_REST
+            view = await driver.look(on)
+            assert (view.guest, view.memory) == (Running(1), Thing.ABSENT)
+            assert stage.pid(want) != pid
+            assert (await driver.console(want.server_id, None)).count("ready") == 1, "it never booted again"
+            # Again, and the agent dies with the memory saved and not named: QEMU calls that postmigrate.
+            with contextlib.suppress(DriverError):
+                broken = stage.driver(barrier=fails_at("driver.save.half"))
+                await driver.close()
+                await broken.save(off)
+            await broken.close()
+            assert not folder.memory(1).exists()
+            assert await settle(driver, off) is Step.AT_REST
+            with pytest.raises(DriverError, match="still there"):
+                await driver.resume(off)
+            cold = msgspec.structs.replace(on, edge=2)
+            assert await settle(driver, cold) is Step.AT_REST
+            assert (await driver.look(cold)).guest == Running(2)
+            assert not folder.memory(1).exists()
+            end = time.monotonic() + 60
+            while (await driver.console(want.server_id, None)).count("ready") < 2:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.1)
+            assert list(folder.path.glob("*.part-*")) == []
+
+    asyncio.run(scene())
+
+
+def fails_at(point: str) -> Callable[[str], Awaitable[None]]:
+    async def barrier(name: str) -> None:
+        if name == point:
+            raise DriverError("the agent ends here")
+
+    return barrier
+
+
+def test_memory_that_cannot_be_loaded_is_kept_and_told(tmp_path: Path, images: tuple[BootImage, ...]) -> None:
+    async def scene() -> None:
+        async with staged(tmp_path, images) as stage:
+            want, driver = stage.want(), stage.driver()
+            await settle(driver, want)
+            off = msgspec.structs.replace(want, disk_recorded=True, power=Power.SUSPENDED)
+            assert await settle(driver, off) is Step.AT_REST
+            file = stage.folder(want).memory(1)
+            os.truncate(file, file.stat().st_size // 2)
+            on = msgspec.structs.replace(off, power=Power.ON)
+            with pytest.raises(DriverError, match="load of migration failed"):
+                await driver.start(on)
+            assert file.exists()
+            guest = (await driver.look(on)).guest
+            assert isinstance(guest, Gone)
+            assert guest.starts == 1
+
+    asyncio.run(scene())
+
+
+def test_a_suspend_without_room_leaves_the_guest_running(
+    small_disk: Callable[[int], Path], images: tuple[BootImage, ...]
+) -> None:
+    async def scene(place: Path) -> None:
+        async with staged(place, images) as stage:
+            want, driver = stage.want(), stage.driver()
+            await settle(driver, want)
+            off = msgspec.structs.replace(want, disk_recorded=True, power=Power.SUSPENDED)
+            with pytest.raises(DriverError, match="disk is full"):
+                await driver.save(off)
+            assert (await driver.look(off)).guest == Running(1)
+            assert list(stage.folder(want).path.glob("memory*")) == []
+
+    asyncio.run(scene(small_disk(400 << 20)))
 
 
 @pytest.mark.root

@@ -119,8 +119,10 @@ class Cloud:
         fence: Fence | None = None,
         sequence: int | None = None,
         incarnation: int | None = None,
+        want: Want | None = None,
+        memory: Thing = Thing.ABSENT,
     ) -> None:
-        want = self.wants(host_id).get(name)
+        want = want or self.wants(host_id).get(name)
         if fence is None:
             assert want is not None
             fence = want.fence
@@ -135,8 +137,8 @@ class Cloud:
                 sequence=next(self.sequence) if sequence is None else sequence,
                 server_id=name,
                 fence=fence,
-                observation=Observation(intent, guest, disk, step, trouble),
-                disk_id=disk_id,
+                observation=Observation(intent, guest, disk, step, trouble, memory),
+                disk_id=None if disk_id is None or want is None else f"{disk_id}.{want.nonce}",
             ),
         )
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Claim, Register, Report
-from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing
-from unstuck.store import agents, networks, server_actions, servers
+from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing, Trouble
+from unstuck.store import agents, networks, server_actions, server_rebuild, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.schema.compute import placements
 from unstuck.store.schema.network import ports
@@ -235,6 +235,34 @@ def test_a_registration_that_was_first_refuses_the_claim_and_the_report_of_the_o
     assert registered.granted
     assert isinstance(late, agents.Superseded)
     assert cloud.server().seen is None
+
+
+def test_a_rebuild_and_the_record_of_the_old_disk_at_once_leave_the_new_disk_unrecorded(cloud: Cloud) -> None:
+    cloud.create("a")
+    assert cloud.place("a")
+    want = cloud.wants()["a"]
+    final = Trouble("image-unusable", "gone", "rebuild it", final=True)
+    cloud.report(Gone(), trouble=final, disk=Thing.ABSENT)
+    seen = Observation(want.intent, Gone(), Thing.PRESENT, Step.DISK)
+    late = Report(cloud.agents["h"].incarnation, 10_000, "a", want.fence, seen, f"disk.{want.nonce}")
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_rebuild.replace_disk(tx, "a", lambda _tx, _server: {}, "new", caller()),
+        lambda tx: agents.report(tx, "h", late),
+    )
+    assert (first, second) == ("h", None)
+    assert not cloud.wants()["a"].disk_recorded
+
+
+def test_a_rebuild_and_a_delete_at_once_end_in_the_delete(cloud: Cloud) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_rebuild.replace_disk(tx, "a", lambda _tx, _server: {}, "new", caller()),
+        lambda tx: servers.delete_server(tx, "a", caller()),
+    )
+    assert (first, second) == ("h", "h")
+    assert cloud.wants()["a"].gone
 
 
 def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:

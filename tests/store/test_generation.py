@@ -17,7 +17,7 @@ from unstuck.core.generation import Dispute, Mark
 from unstuck.core.guard import Allowed, Suspended
 from unstuck.core.server.data import Fence, Flavor, Nic, Power, Running, Spec, Thing
 from unstuck.core.server.explain import explain
-from unstuck.store import agents, clock, disputes, generation, networks, servers
+from unstuck.store import agents, clock, disputes, generation, networks, server_rebuild, servers
 from unstuck.store.engine import Store
 from unstuck.store.generation import Behind
 from unstuck.store.holdings import tell
@@ -369,3 +369,27 @@ def test_a_place_that_is_granted_while_the_generation_rises_is_of_the_new_one(po
     )
     found = cloud.store.read(lambda tx: set(tx.execute(sa.select(placements.c.generation)).scalars()))
     assert found == {cloud.store.read(generation.mark).generation}
+
+
+def test_a_rebuild_that_its_host_has_not_begun_is_no_sign_of_a_lost_history(cloud: Cloud) -> None:
+    """The host's grant still names the old disk, and the store has nothing recorded of the new one."""
+    cloud.active()
+    old = cloud.wants()["a"]
+    cloud.store.transact(server_rebuild.replace_disk, "a", lambda _tx, _server: {}, "new", caller())
+    say(
+        cloud,
+        Holding("a", Thing.PRESENT, Thing.PRESENT, old.fence, old.nonce, old.edge, old.intent, old.spec),
+    )
+    assert not recovering(cloud)
+    assert cloud.wants()["a"].nonce == "new"
+
+
+def test_a_rebuild_that_the_store_has_lost_is_adopted_with_its_disk(cloud: Cloud) -> None:
+    cloud.active()
+    known = cloud.wants()["a"]
+    later = Holding("a", Thing.PRESENT, Thing.PRESENT, known.fence, "later", 9, 9, known.spec)
+    say(cloud, later)
+    assert recovering(cloud)
+    say(cloud, later)
+    want = cloud.wants()["a"]
+    assert (want.nonce, want.edge, want.disk_recorded) == ("later", 9, True)

@@ -11,8 +11,8 @@ from tests.store.play import Cloud, caller
 from tests.store.test_barriers import overlap
 from unstuck.core.agents import Report
 from unstuck.core.errors import Conflict, Forbidden, NotFound
-from unstuck.core.server.data import Fence, Gone, Observation, Running, Step, Thing
-from unstuck.store import agents, host_loss, servers
+from unstuck.core.server.data import Fence, Gone, Observation, Running, Step, Thing, Trouble
+from unstuck.store import agents, host_loss, server_rebuild, servers
 from unstuck.store.agents import Superseded, UnknownHost
 from unstuck.store.engine import Store, Tx
 from unstuck.store.overview import overview
@@ -124,6 +124,19 @@ def test_a_server_with_a_disk_stays_where_it_is_until_its_host_is_struck_off(clo
     assert cloud.store.read(address) is not None
 
 
+def test_a_server_that_is_rebuilt_is_not_taken_for_one_that_never_had_a_disk(cloud: Cloud) -> None:
+    """No disk of it is recorded at that moment, and its old guest may run on the host that is lost."""
+    cloud.create()
+    cloud.place()
+    cloud.claim()
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    trouble = Trouble("guest-keeps-failing", "it was started, and nobody was told", "rebuild it", final=True)
+    cloud.report(Gone(5), trouble=trouble)
+    cloud.store.transact(server_rebuild.replace_disk, "a", lambda _tx, _server: {}, "new", caller())
+    assert not cloud.server().disk_recorded
+    assert not host_loss._nothing_there(cloud.server())
+
+
 def test_striking_a_host_off_settles_everything_on_it(cloud: Cloud) -> None:
     cloud.active("data", "h")
     cloud.active("deleted", "h")
@@ -232,7 +245,8 @@ def pair(postgres_store: Store) -> Cloud:
 
 def records(cloud: Cloud, fence: Fence) -> Any:
     seen = Observation(1, Gone(), Thing.PRESENT, Step.DISK)
-    ask = Report(cloud.agents["h"].incarnation, next(cloud.sequence), "a", fence, seen, "disk")
+    disk = f"disk.{cloud.wants('h')['a'].nonce}"
+    ask = Report(cloud.agents["h"].incarnation, next(cloud.sequence), "a", fence, seen, disk)
     return lambda tx: agents.report(tx, "h", ask)
 
 

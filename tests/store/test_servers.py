@@ -25,7 +25,7 @@ from unstuck.core.server.data import (
     Trouble,
     Unclear,
 )
-from unstuck.store import agents, clock, networks, server_actions, server_edit, servers
+from unstuck.store import agents, clock, networks, server_actions, server_edit, server_rebuild, servers
 from unstuck.store.engine import Store, Tx
 from unstuck.store.generation import Behind
 from unstuck.store.schema.clock import clock as clock_table
@@ -624,3 +624,147 @@ def test_a_server_with_a_port_goes_to_no_host_that_cannot_connect_it(cloud: Clou
     cloud.create("b")
     cloud.store.transact(lambda tx: tx.execute(sa.delete(ports)))
     assert cloud.place("b", "h")  # without a port it may
+
+
+def rebuild(cloud: Cloud, nonce: str = "new") -> None:
+    cloud.store.transact(server_rebuild.replace_disk, "a", lambda _tx, _server: {}, nonce, caller())
+
+
+def test_a_rebuild_asks_for_another_disk_and_keeps_the_old_one_until_that_is_recorded(cloud: Cloud) -> None:
+    cloud.active()
+    old = cloud.wants()["a"]
+    rebuild(cloud)
+    assert (cloud.status().status, cloud.status().task_state) == ("REBUILD", "rebuilding")
+    want = cloud.wants()["a"]
+    assert (want.nonce, want.replaced, want.disk_recorded) == ("new", (old.nonce,), False)
+    assert want.edge > old.edge
+    assert want.fence == old.fence
+    assert want.spec.nics == old.spec.nics
+    cloud.report(Running(old.edge), intent=old.intent)
+    assert not cloud.settled()
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert cloud.wants()["a"].disk_recorded
+    assert cloud.status().status == "REBUILD"
+    cloud.report(Running(want.edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_late_record_of_the_old_disk_is_not_taken_for_the_new_one(cloud: Cloud) -> None:
+    """Law 3 is per disk: else the new disk would be missed before it was ever made."""
+    cloud.create()
+    cloud.place()
+    cloud.claim()
+    old = cloud.wants()["a"]
+    trouble = Trouble("image-unusable", "gone", "rebuild it", final=True)
+    cloud.report(Gone(), trouble=trouble, disk=Thing.ABSENT)
+    rebuild(cloud)
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk", want=old)
+    assert not cloud.wants()["a"].disk_recorded
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert cloud.wants()["a"].disk_recorded
+
+
+def test_a_server_that_was_off_is_rebuilt_and_stays_off(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(servers.stop_server, "a", caller())
+    cloud.report(Gone())
+    rebuild(cloud)
+    assert cloud.wants()["a"].power is Power.OFF
+    cloud.report(Gone(), disk=Thing.ABSENT)
+    assert (cloud.status().status, cloud.settled()) == ("REBUILD", False)
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    assert not cloud.settled(), "the old disk is still there"
+    cloud.report(Gone())
+    assert (cloud.status().status, cloud.settled()) == ("SHUTOFF", True)
+
+
+def test_disks_of_rebuilds_that_did_not_end_are_all_replaced_by_the_next(cloud: Cloud) -> None:
+    cloud.active()
+    first = cloud.wants()["a"].nonce
+    rebuild(cloud, "second")
+    trouble = Trouble("image-unusable", "gone", "rebuild it", final=True)
+    cloud.report(Gone(), trouble=trouble, step=Step.WAITING)
+    assert cloud.status().status == "ERROR"
+    rebuild(cloud, "third")
+    assert cloud.wants()["a"].replaced == (first, "second")
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk")
+    cloud.report(Running(cloud.wants()["a"].edge))
+    rebuild(cloud, "fourth")
+    assert cloud.wants()["a"].replaced == ("third",), "what was seen to be gone is forgotten"
+
+
+def test_delete_overtakes_a_rebuild(cloud: Cloud) -> None:
+    cloud.active()
+    rebuild(cloud)
+    with pytest.raises(servers.Conflict, match="rebuilding"):
+        rebuild(cloud, "other")
+    cloud.store.transact(servers.delete_server, "a", caller())
+    cloud.removed()
+    assert cloud.status().status == "DELETED"
+
+
+def test_what_was_never_placed_is_not_rebuilt(cloud: Cloud) -> None:
+    cloud.create()
+    with pytest.raises(servers.Conflict, match="vm_state building"):
+        rebuild(cloud)
+    cloud.store.transact(servers.fail_server, "a", "no-host", "x", "y")
+    with pytest.raises(servers.Conflict, match="never placed"):
+        rebuild(cloud)
+
+
+def test_suspend_and_resume_are_levels_of_one_guest_process(cloud: Cloud) -> None:
+    cloud.active()
+    edge = cloud.wants()["a"].edge
+    assert cloud.store.transact(server_actions.suspend_server, "a", caller()) == "h"
+    assert (cloud.status().status, cloud.status().task_state) == ("ACTIVE", "suspending")
+    want = cloud.wants()["a"]
+    assert (want.power, want.edge) == (Power.SUSPENDED, edge)
+    cloud.report(Paused(edge), memory=Thing.PRESENT, step=Step.SAVING)
+    assert not cloud.settled(), "its process still lives"
+    cloud.report(Gone(), memory=Thing.PRESENT)
+    shown = cloud.status()
+    assert (shown.status, shown.power_state, cloud.settled()) == ("SUSPENDED", 4, True)
+    for refused in (server_actions.suspend_server, server_actions.pause_server, servers.start_server):
+        with pytest.raises(servers.Conflict):
+            cloud.store.transact(refused, "a", caller())
+    with pytest.raises(servers.Conflict, match="vm_state suspended"):
+        rebuild(cloud)
+    cloud.store.transact(server_actions.resume_server, "a", caller())
+    assert (cloud.status().status, cloud.status().task_state) == ("SUSPENDED", "resuming")
+    assert (cloud.wants()["a"].power, cloud.wants()["a"].edge) == (Power.ON, edge)
+    cloud.report(Running(edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_memory_that_was_lost_is_told_and_a_hard_reboot_is_the_way_out(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    trouble = Trouble("memory-lost", "it ended before", "reboot it hard", final=True)
+    cloud.report(Gone(), trouble=trouble, step=Step.WAITING)
+    assert (cloud.status().status, cloud.settled()) == ("ERROR", True)
+    with pytest.raises(servers.Conflict):
+        cloud.store.transact(server_actions.resume_server, "a", caller())
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    cloud.report(Running(cloud.wants()["a"].edge))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)
+
+
+def test_a_hard_reboot_of_a_suspended_server_is_a_cold_one(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    cloud.report(Gone(), memory=Thing.PRESENT)
+    cloud.store.transact(servers.reboot_server, "a", caller(), soft=False)
+    assert cloud.wants()["a"].edge == 3, "the saved memory bears another number"
+
+
+def test_a_suspend_that_is_overdue_may_be_taken_back(cloud: Cloud) -> None:
+    """Law 8: where the memory finds no room on the disk, there is a way out that loses nothing."""
+    cloud.active()
+    cloud.store.transact(server_actions.suspend_server, "a", caller())
+    with pytest.raises(servers.Conflict, match="vm_state active"):
+        cloud.store.transact(server_actions.resume_server, "a", caller())
+    age(cloud, 301)
+    cloud.store.transact(server_actions.resume_server, "a", caller())
+    assert cloud.wants()["a"].power is Power.ON
+    cloud.report(Running(1))
+    assert (cloud.status().status, cloud.settled()) == ("ACTIVE", True)

@@ -440,6 +440,8 @@ class Agent:
                 return driver.fetch
             case Do.MAKE_DISK:
                 return driver.make_disk
+            case Do.DROP_DISKS:
+                return driver.drop_disks
             case Do.MAKE_NICS:
                 return driver.make_nics
             case Do.START:
@@ -448,6 +450,10 @@ class Agent:
                 return driver.pause
             case Do.RESUME:
                 return driver.resume
+            case Do.SAVE:
+                return driver.save
+            case Do.DROP_MEMORY:
+                return driver.drop_memory
             case Do.POWER_DOWN:
                 return driver.power_down
             case Do.QUIT:
@@ -477,11 +483,11 @@ class Agent:
 
     async def _record_disk(self, want: Want, view: View, step: Step) -> None:
         """From here on the store knows that the disk was made, and an empty one is never made again."""
-        observation = Observation(want.intent, view.guest, view.disk, step)
+        observation = Observation(want.intent, view.guest, view.disk, step, memory=view.memory)
         disk_id = f"{want.server_id}.{want.fence.generation}.{want.fence.epoch}.{want.nonce}"
         await self._send(want, observation, "disk", disk_id)
         held = self._held.get(want.server_id)
-        if held is not None and held.want.fence == want.fence:
+        if held is not None and (held.want.fence, held.want.nonce) == (want.fence, want.nonce):
             recorded = msgspec.structs.replace(held.want, disk_recorded=True)
             self._held[want.server_id] = msgspec.structs.replace(held, want=recorded)
 
@@ -497,7 +503,7 @@ class Agent:
 
     async def _report(self, want: Want, view: View, step: Step, trouble: Trouble | None) -> None:
         """Report what is seen, unless just that was reported already: no news writes nothing."""
-        observation = Observation(want.intent, view.guest, view.disk, step, trouble)
+        observation = Observation(want.intent, view.guest, view.disk, step, trouble, view.memory)
         if self._reported.get(want.server_id) == (want.fence, observation):
             return
         await self._send(want, observation, _word(observation), None)
@@ -551,6 +557,8 @@ def _word(observation: Observation) -> str:
             return "off"
         case Mute() | Unclear():
             return "unclear"
+        case Gone() if observation.memory is Thing.PRESENT and observation.step is Step.AT_REST:
+            return "suspended"
         case Gone() if observation.step is Step.AT_REST and observation.disk is Thing.PRESENT:
             return "stopped"
         case _:

@@ -70,6 +70,10 @@ class Driver(Protocol):
         """Make the root disk: temporary name, fsync, rename. Never over one that is there."""
         ...
 
+    async def drop_disks(self, want: Want) -> None:
+        """Remove the disks that the wanted one has replaced; refused unless that is there."""
+        ...
+
     async def make_nics(self, want: Want) -> None:
         """Make bridge, tap and filter rules of every port, where they are not there yet."""
         ...
@@ -84,6 +88,15 @@ class Driver(Protocol):
 
     async def resume(self, want: Want) -> None:
         """Let the guest's CPUs go on. Harmless when repeated."""
+        ...
+
+    async def save(self, want: Want) -> None:
+        """The guest's memory to the disk, whole or not at all; its CPUs stand still then. When it fails,
+        they go on."""
+        ...
+
+    async def drop_memory(self, want: Want) -> None:
+        """Remove the saved memory of this edge."""
         ...
 
     async def power_down(self, want: Want) -> None:

@@ -59,6 +59,10 @@ class Truth(Watch):
         server = self._server(server_id)
         wanted = server is not None and not server.deleted and server.power is not Power.OFF
         alive = guest.state in ("running", "paused", "io-error")
+        folder = host.folders.get(server_id)
+        saved = folder is not None and folder.memory == (guest.edge, folder.writes)
+        if server is not None and server.power is Power.SUSPENDED and saved:
+            return
         if wanted and server is not None and guest.edge >= server.edge and alive:
             self.fail(f"the healthy guest of {server_id} was ended")
 
@@ -83,8 +87,31 @@ class Truth(Watch):
                 self.fail(f"the disk of {want.server_id}, which had data, was made again, empty")
             return
         server = self._server(want.server_id)
-        if server is not None and server.disk_recorded:
+        same = server is not None and server.place is not None and server.place.nonce == want.nonce
+        if server is not None and same and server.disk_recorded:
             self.fail(f"the recorded disk of {want.server_id} was made again, empty")
+
+    def loaded(self, host: SimHost, want: Want) -> None:
+        """A memory only ever comes back to the very disk that it left."""
+        folder = host.folders[want.server_id]
+        if folder.memory is None or folder.memory[1] != folder.writes:
+            self.fail(f"an old memory of {want.server_id} was loaded over a disk that has moved on")
+
+    def forgetting(self, host: SimHost, want: Want) -> None:
+        """Saved memory goes only while a guest has it in its process (or the server is deleted)."""
+        server = self._server(want.server_id)
+        if want.server_id not in host.guests and server is not None and not server.deleted:
+            self.fail(f"the only memory of {want.server_id} was dropped")
+
+    def dropping(self, host: SimHost, want: Want) -> None:
+        """An old disk goes only when the store knows the one that replaces it, and no guest is on it."""
+        server = self._server(want.server_id)
+        if server is None or server.place is None or want.server_id in host.guests:
+            self.fail(f"a disk of {want.server_id} was dropped under its guest, or nobody's")
+        elif server.deleted:
+            return
+        elif server.place.nonce != want.nonce or not server.disk_recorded:
+            self.fail(f"the old disk of {want.server_id} was dropped before the new one was recorded")
 
     def removing(self, host: SimHost, want: Want) -> None:
         """Only what its user deleted is removed, and never under a living guest."""
@@ -154,6 +181,7 @@ _ROWS = Prepared(
         servers.c.marked_wall,
         servers.c.seen,
         servers.c.disk_id,
+        servers.c.replaced,
         servers.c.settled,
         servers.c.lease_incarnation,
         placements.c.state,
@@ -212,6 +240,9 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
         guest = host.guests.get(server_id)
         if shown == "ACTIVE" and (guest is None or guest.state != "running"):
             wrong.append(f"{server_id} is shown ACTIVE and no guest runs")
+        folder = host.folders.get(server_id)
+        if shown == "SUSPENDED" and (guest is not None or folder is None or folder.memory is None):
+            wrong.append(f"{server_id} is shown SUSPENDED and its memory is not just on the disk")
         if shown == "PAUSED" and (guest is None or guest.state != "paused"):
             wrong.append(f"{server_id} is shown PAUSED and no guest stands still")
         if shown == "SHUTOFF" and guest is not None:
@@ -224,6 +255,8 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
 def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str]:
     wrong = []
     for host in hosts:
+        for name, folder in host.folders.items():
+            wrong += [f"the replaced disk {nonce} of {name} is left over" for nonce in folder.old]
         mine = {server_id for server_id, host_id in living.items() if host_id == host.id}
         for kind, names in (
             ("guest", set(host.guests)),

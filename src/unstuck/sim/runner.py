@@ -22,7 +22,16 @@ from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
 from unstuck.sim.setback import Jump, Setback, aftermath
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
-from unstuck.store import agents, clock, generation, host_loss, networks, server_actions, servers
+from unstuck.store import (
+    agents,
+    clock,
+    generation,
+    host_loss,
+    networks,
+    server_actions,
+    server_rebuild,
+    servers,
+)
 from unstuck.store.engine import Tx
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
@@ -374,7 +383,7 @@ def applicable(process: str, name: str) -> tuple[Fault, ...]:
     """The faults that can happen at an effect."""
     if process.startswith("agent"):
         crashes: tuple[Fault, ...] = AGENT_FAULTS
-        if name in ("driver.make_disk", "driver.start", "driver.remove_folder"):
+        if name in ("driver.make_disk", "driver.start", "driver.save", "driver.remove_folder"):
             crashes += (Fault.CRASH_HALF,)
         return crashes + NETWORK if name.startswith("control.") else crashes
     return CONTROL_FAULTS
@@ -520,6 +529,35 @@ class SimUser:
         await self._request("unpause", server_actions.unpause_server, name, self._caller())
         self._run.expected[name] = "ACTIVE"
 
+    async def suspend(self, name: str) -> None:
+        await self._request("suspend", server_actions.suspend_server, name, self._caller())
+        self._run.expected[name] = "SUSPENDED"
+
+    async def resume(self, name: str) -> None:
+        await self._request("resume", server_actions.resume_server, name, self._caller())
+        self._run.expected[name] = "ACTIVE"
+
+    async def suspended(self, name: str) -> bool:
+        """Wait for the end of a suspend; where the guest died first, do as the remedy says."""
+        await self.until(name, "SUSPENDED", "ERROR")
+        if self._status(name) == "SUSPENDED":
+            return True
+        await self.reboot(name, soft=False)
+        return False
+
+    async def rebuild(self, name: str) -> None:
+        expected = self._run.expected[name]
+        await self._request("rebuild", _rebuild, name, self._run.engine.nonce(), self._caller())
+        self._run.expected[name] = "SHUTOFF" if expected == "SHUTOFF" else "ACTIVE"
+
+    async def lose_disk(self, name: str) -> None:
+        """Somebody removes the disk (and ends the guest) behind our back."""
+        for host in self._run.hosts:
+            host.guests.pop(name, None)
+            if name in host.folders:
+                host.folders[name].disk = False
+            self._run.agents[host.id].wake(name)
+
     async def reset(self, name: str) -> None:
         await self._request("reset", server_actions.reset_state, name, "active", self._caller())
         self._run.expected[name] = "ACTIVE"
@@ -651,6 +689,11 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
     nic = networks.allot_port(tx, port_id=f"port-{name}", server_id=name, project_id="p", network_id=None)
     made_of = msgspec.json.encode(msgspec.structs.replace(spec, nics=(nic,))).decode()
     tx.execute(sa.update(server_table).where(server_table.c.id == name).values(spec=made_of))
+
+
+def _rebuild(tx: Tx, name: str, nonce: str, caller: servers.Caller) -> str:
+    """As the API's, without an image to look up."""
+    return server_rebuild.replace_disk(tx, name, lambda _row, _server: {}, nonce, caller)
 
 
 def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:

@@ -24,6 +24,16 @@ class User(Protocol):
 
     async def unpause(self, name: str) -> None: ...
 
+    async def suspend(self, name: str) -> None: ...
+
+    async def resume(self, name: str) -> None: ...
+
+    async def suspended(self, name: str) -> bool: ...
+
+    async def rebuild(self, name: str) -> None: ...
+
+    async def lose_disk(self, name: str) -> None: ...
+
     async def reset(self, name: str) -> None: ...
 
     async def disk_full(self, name: str, *, full: bool) -> None: ...
@@ -144,6 +154,88 @@ async def reboot_while_pausing(user: User) -> None:
     """The one action that may override a pause: a new guest process, and it runs."""
     await pause(user)
     await user.reboot("a", soft=False)
+
+
+async def suspend(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.suspended("a")
+
+
+async def suspend_and_resume(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    if await user.suspended("a"):
+        await user.resume("a")
+        await user.until("a", "ACTIVE")
+
+
+async def suspend_twice(user: User) -> None:
+    await suspend_and_resume(user)
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.suspended("a")
+
+
+async def cold_boot_of_what_was_suspended(user: User) -> None:
+    """The memory is dead then, and never comes back over the disk that moves on."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    if await user.suspended("a"):
+        await user.reboot("a", soft=False)
+        await user.until("a", "ACTIVE")
+
+
+async def reboot_while_suspending(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.reboot("a", soft=False)
+
+
+async def delete_while_suspending(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    await user.delete("a")
+
+
+async def rebuild(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.rebuild("a")
+
+
+async def rebuild_twice(user: User) -> None:
+    await rebuild(user)
+    await user.rebuild("a")
+
+
+async def rebuild_what_is_off(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.until("a", "SHUTOFF")
+    await user.rebuild("a")
+    await user.until("a", "SHUTOFF")
+
+
+async def delete_while_rebuilding(user: User) -> None:
+    await rebuild(user)
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def rebuild_after_the_disk_was_lost(user: User) -> None:
+    """A disk that is missing is never made again by itself: it is shown, and a rebuild is the way out."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.lose_disk("a")
+    await user.until("a", "ERROR")
+    await user.rebuild("a")
 
 
 async def disk_full_for_a_while(user: User) -> None:
@@ -300,6 +392,17 @@ SCENARIOS: dict[str, Script] = {
         pause_and_unpause,
         delete_while_pausing,
         reboot_while_pausing,
+        suspend,
+        suspend_and_resume,
+        suspend_twice,
+        cold_boot_of_what_was_suspended,
+        reboot_while_suspending,
+        delete_while_suspending,
+        rebuild,
+        rebuild_twice,
+        rebuild_what_is_off,
+        delete_while_rebuilding,
+        rebuild_after_the_disk_was_lost,
         disk_full_for_a_while,
         reset_after_failed_starts,
         delete_while_stopping,

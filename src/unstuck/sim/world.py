@@ -78,6 +78,12 @@ class SimFolder(msgspec.Struct):
     half: bool = False
     data: bool = False
     starts: int = 0
+    writes: int = 0
+    """Rises whenever a CPU has run: a memory of before does not fit to the disk any more."""
+    memory: tuple[int, int] | None = None
+    """The edge and the ``writes`` of the memory that was saved last."""
+    old: tuple[str, ...] = ()
+    """Disks that were replaced and are still there."""
     counted: tuple[int, int] = (0, 0)
     """The edge and the operator's mark that ``starts`` counts for."""
 
@@ -131,6 +137,12 @@ class Watch:
 
     def disk_made(self, host: SimHost, want: Want) -> None: ...
 
+    def loaded(self, host: SimHost, want: Want) -> None: ...
+
+    def forgetting(self, host: SimHost, want: Want) -> None: ...
+
+    def dropping(self, host: SimHost, want: Want) -> None: ...
+
     def nics_made(self, host: SimHost, want: Want) -> None: ...
 
     def removing(self, host: SimHost, want: Want) -> None: ...
@@ -150,13 +162,16 @@ class SimDriver:
         folder = self._host.folders.get(want.server_id)
         disk = Thing.PRESENT if folder is not None and folder.disk else Thing.ABSENT
         if folder is not None and folder.disk and folder.nonce != want.nonce:
-            disk = Thing.UNKNOWN
+            disk = Thing.ABSENT if folder.nonce in want.replaced else Thing.UNKNOWN
+        old = folder is not None and (bool(folder.old) or (folder.disk and folder.nonce in want.replaced))
         return View(
             guest=self._guest(want, folder),
             images=self._images(),
             disk=disk,
             nics=Thing.PRESENT if want.server_id in self._host.taps else Thing.ABSENT,
             folder=Thing.PRESENT if folder is not None else Thing.ABSENT,
+            replaced=Thing.PRESENT if old else Thing.ABSENT,
+            memory=Thing.PRESENT if _saved(folder, want) else Thing.ABSENT,
         )
 
     def _guest(self, want: Want, folder: SimFolder | None) -> Guest:
@@ -203,9 +218,18 @@ class SimDriver:
             folder.half = True
             return
         if folder.disk:
-            raise DriverError("there is a disk already")
+            if folder.nonce not in want.replaced:
+                raise DriverError("there is a disk already")
+            folder.old += (folder.nonce,)
         self._watch.disk_made(self._host, want)
         folder.nonce, folder.disk, folder.half, folder.data = want.nonce, True, False, False
+
+    async def drop_disks(self, want: Want) -> None:
+        folder = self._host.folders.get(want.server_id)
+        if folder is None or not folder.disk or folder.nonce != want.nonce:
+            raise DriverError("the new disk is not there")
+        self._watch.dropping(self._host, want)
+        folder.old = ()
 
     async def make_nics(self, want: Want) -> None:
         self._watch.nics_made(self._host, want)
@@ -215,6 +239,8 @@ class SimDriver:
         folder = self._host.folders.get(want.server_id)
         if folder is None or not folder.disk or want.server_id not in self._host.taps:
             raise DriverError("no disk or no tap")
+        if folder.nonce != want.nonce:
+            raise DriverError("another disk")
         if want.server_id in self._host.guests:
             raise DriverError("the lock is held: a guest lives")
         self._watch.started(self._host, want)
@@ -226,6 +252,12 @@ class SimDriver:
         guest = self._host.guests[want.server_id] = SimGuest(
             edge=want.edge, forked=self.cutting, since=self._host.engine.now
         )
+        if _saved(folder, want):
+            guest.state = "paused"
+            self._watch.loaded(self._host, want)
+        else:
+            folder.memory = None
+            folder.writes += 1
         if guest.forked:
             self._host.engine.at(FORK_SECONDS, lambda: setattr(guest, "forked", False))
 
@@ -237,9 +269,29 @@ class SimDriver:
 
     async def resume(self, want: Want) -> None:
         guest = self._host.guests.get(want.server_id)
-        if guest is not None and guest.state in ("paused", "io-error"):
+        folder = self._host.folders.get(want.server_id)
+        if _saved(folder, want):
+            raise DriverError("the saved memory is still there")
+        if folder is not None and guest is not None and guest.state in ("paused", "io-error"):
+            folder.writes += 1
             self._watch.continuing(self._host, want.server_id, guest)
             guest.state = "io-error" if self._host.full else "running"
+
+    async def save(self, want: Want) -> None:
+        guest, folder = self._host.guests.get(want.server_id), self._host.folders.get(want.server_id)
+        if guest is None or folder is None or guest.forked:
+            raise DriverError("no monitor")
+        if guest.state == "running":
+            self._watch.stopping(self._host, want.server_id, guest)
+            guest.state = "paused"
+        if not self.cutting:
+            folder.memory = (want.edge, folder.writes)
+
+    async def drop_memory(self, want: Want) -> None:
+        self._watch.forgetting(self._host, want)
+        folder = self._host.folders.get(want.server_id)
+        if folder is not None:
+            folder.memory = None
 
     async def power_down(self, want: Want) -> None:
         guest = self._host.guests.get(want.server_id)
@@ -287,6 +339,10 @@ class SimDriver:
 
     async def console(self, server_id: str, lines: int | None) -> str:
         return ""
+
+
+def _saved(folder: SimFolder | None, want: Want) -> bool:
+    return folder is not None and folder.memory is not None and folder.memory[0] == want.edge
 
 
 class MemoryStore(Store):

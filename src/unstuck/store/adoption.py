@@ -69,6 +69,7 @@ def adopt_unknown(tx: Tx, host_id: str, item: Holding) -> None:
         disk_config="MANUAL", reservation_id=f"r-{item.server_id[:8]}", launch_index=0, access_ipv4="",
         access_ipv6="", spec=msgspec.json.encode(spec).decode(), created=now.lease, created_wall=now.wall,
         updated_wall=now.wall, power="on" if on else "off", intent=number, edge=max(item.edge, 1), mark=0,
+        replaced="[]",
         edge_soft=False, deleted=False, epoch=0, world_version=0, seen=_seen(item, number),
         seen_at=now.lease, seen_incarnation=0, seen_sequence=0,
         launched_wall=now.wall if item.edge else None, disputed=kind.value, removed=False,

@@ -31,12 +31,13 @@ from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import Behind, notice, recovery, rise
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
+from unstuck.store.rows import REPLACED, bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
 
 HEARTBEAT = 5.0
+_STILL = (OperationKind.PAUSE, OperationKind.SUSPEND)
 
 _spec = msgspec.json.Decoder(Spec)
 _NO_SPEC = Spec("", "", "", "", Flavor(0, 0, 0), ())
@@ -253,6 +254,7 @@ _WANTS = Prepared(
         servers.c.deleted,
         servers.c.disputed,
         servers.c.disk_id,
+        servers.c.replaced,
         servers.c.world_version,
         placements.c.generation,
         placements.c.epoch,
@@ -382,6 +384,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         disk_recorded=row.disk_id is not None,
         spec=spec,
         mark=row.mark,
+        replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
     )
 
 
@@ -434,7 +437,8 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
     now, seen = tx.now, ask.observation
     if isinstance(seen.guest, Unclear) and server.seen is not None:
         # Unknown is never a worse status (law 4): what was seen last stands, with the trouble beside it.
-        seen = msgspec.structs.replace(seen, guest=server.seen.guest, intent=server.seen.intent)
+        last = server.seen
+        seen = msgspec.structs.replace(seen, guest=last.guest, intent=last.intent, memory=last.memory)
     working = server.lease_incarnation is not None
     written = _OBSERVE.run(
         tx,
@@ -444,12 +448,17 @@ def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:
         observation=msgspec.json.encode(seen).decode(),
         lease_now=now.lease,
         wall_now=now.wall,
-        disk=ask.disk_id,
+        disk=ask.disk_id if _is_wanted(server, ask.disk_id) else None,
         launched=now.wall if isinstance(seen.guest, Running | Paused | Off) else None,
         owner=ask.incarnation if working else None,
         limit=now.lease + STALL if working else None,
     )
     return written == 1
+
+
+def _is_wanted(server: Server, disk_id: str | None) -> bool:
+    """Whether a disk is the one that is wanted now: a late report may record one that a rebuild replaced."""
+    return disk_id is not None and server.place is not None and disk_id.endswith(f".{server.place.nonce}")
 
 
 def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) -> None:
@@ -460,7 +469,7 @@ def _respect_power_off(tx: Tx, host_id: str, server: Server, seen: Observation) 
         return
     now = tx.now
     number = server.intent + 1
-    if server.operation is not None and server.operation.kind is OperationKind.PAUSE:
+    if server.operation is not None and server.operation.kind in _STILL:
         close_operation(tx, server.operation.id, Outcome("failed", "the guest powered itself off first"))
     owner = tx.execute(
         sa.select(servers.c.user_id, servers.c.project_id).where(servers.c.id == server.id)

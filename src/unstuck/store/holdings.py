@@ -25,7 +25,7 @@ from unstuck.store.tx import Tx
 _ON_HOST = Prepared(
     sa.select(
         servers.c.id, servers.c.intent, servers.c.edge, servers.c.deleted, servers.c.disputed,
-        servers.c.disk_id, servers.c.seen_incarnation, servers.c.seen_sequence,
+        servers.c.disk_id, servers.c.replaced, servers.c.seen_incarnation, servers.c.seen_sequence,
         placements.c.epoch, placements.c.nonce, placements.c.state,
     )
     .join(placements, placements.c.server_id == servers.c.id)
@@ -101,6 +101,8 @@ def _agrees(row: Any, item: Holding) -> bool:
     assert item.fence is not None
     if row.state == "tombstone" or (row.deleted and row.disputed is None):
         return True  # it is wanted gone, whatever is left of it
+    if item.nonce != row.nonce and f'"{item.nonce}"' in row.replaced:
+        return True  # a rebuild that the host has not begun: its grant still names the old disk
     named_alike = item.nonce == row.nonce or (row.disk_id is not None and item.fence.epoch <= row.epoch)
     return named_alike and item.edge <= row.intent
 
@@ -151,11 +153,16 @@ def _adopt(tx: Tx, host_id: str, item: Holding) -> None:
         grant_again(tx, host_id, server.id, item, recorded=item.disk is not Thing.ABSENT)
     elif server.place.host_id != host_id:
         return  # another host has it; reported by the heartbeat, and left alone
-    elif server.place.nonce != item.nonce and not server.disk_recorded:
+    elif server.place.nonce != item.nonce and (not server.disk_recorded or _rebuilt(server, item)):
         _ADOPT_NONCE.run(tx, server=server.id, name=item.nonce)
     _adopt_edge(tx, server, item)
     bump_world(tx, host_id, server.id)
     judge(tx, server.id)
+
+
+def _rebuilt(server: Server, item: Holding) -> bool:
+    """The store has lost a rebuild: the disk that is there is the one of a later request."""
+    return item.disk is Thing.PRESENT and item.edge > server.intent
 
 
 def _adopt_edge(tx: Tx, server: Server, item: Holding) -> None:

@@ -168,8 +168,12 @@ def _locked(tx: Tx, server_id: str) -> Server:
 
 
 def _nothing_there(server: Server) -> bool:
-    """No disk of it was ever recorded, so no guest of it ever ran."""
-    return not (server.deleted or server.disk_recorded or server.launched_wall is not None)
+    """No disk of it was ever recorded, so no guest of it ever ran.
+
+    While it is rebuilt none is recorded either, but one was, and its old guest may run.
+    """
+    had_one = server.disk_recorded or server.replaced or server.launched_wall is not None
+    return not (server.deleted or had_one)
 
 
 def _place_anew(tx: Tx, host_id: str, server: Server) -> None:

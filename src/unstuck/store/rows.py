@@ -38,6 +38,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 
 _observation = msgspec.json.Decoder(Observation)
+REPLACED = msgspec.json.Decoder(tuple[str, ...])
 _failure = msgspec.json.Decoder(Failure)
 
 JOINED = (
@@ -52,6 +53,7 @@ JOINED = (
         servers.c.seen,
         servers.c.seen_at,
         servers.c.disk_id,
+        servers.c.replaced,
         servers.c.launched_wall,
         servers.c.lease_incarnation,
         servers.c.work_deadline,
@@ -183,6 +185,7 @@ def loaded_from(row: Any) -> Loaded:
         unreadable=spoiled,
         waiting=row.waiting,
         marked_wall=row.marked_wall,
+        replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
         locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)

@@ -39,6 +39,23 @@ def unpause_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     return _level(tx, server, OperationKind.UNPAUSE, caller, Power.ON)
 
 
+def suspend_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
+    """The user wants its memory on the disk, and no process."""
+    server = load_for_change(tx, server_id, caller)
+    refuse_unless(server, tx, "suspend", frozenset({"active"}))
+    return _level(tx, server, OperationKind.SUSPEND, caller, Power.SUSPENDED)
+
+
+def resume_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
+    """The user wants it to run on from where it was. Also the way out of a suspend that is overdue."""
+    server = load_for_change(tx, server_id, caller)
+    operation = server.operation
+    late = operation is not None and operation.kind is OperationKind.SUSPEND
+    if operation is None or not late or server.deleted or tx.now.lease < operation.deadline:
+        refuse_unless(server, tx, "resume", frozenset({"suspended"}))
+    return _level(tx, server, OperationKind.RESUME, caller, Power.ON)
+
+
 def _level(tx: Tx, server: Server, kind: OperationKind, caller: Caller, power: Power) -> str | None:
     """Another level of the same guest process: the edge stays."""
     change_intent(tx, server, kind, caller, power=power, edge=server.edge, soft=False)
@@ -107,3 +124,15 @@ def unpause_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) 
     """:func:`unpause_server` within the project."""
     check_owner(tx, server_id, project_id)
     return unpause_server(tx, server_id, caller)
+
+
+def suspend_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
+    """:func:`suspend_server` within the project."""
+    check_owner(tx, server_id, project_id)
+    return suspend_server(tx, server_id, caller)
+
+
+def resume_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
+    """:func:`resume_server` within the project."""
+    check_owner(tx, server_id, project_id)
+    return resume_server(tx, server_id, caller)

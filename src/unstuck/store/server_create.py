@@ -65,8 +65,8 @@ def create_servers(tx: Tx, asked: Asked, ids: Sequence[str], caller: Caller, *, 
     ``ids`` are fresh: ``most`` for the servers, then as many for each of their ports.
     """
     flavor = _flavor(tx, asked.flavor_id, None if admin else caller.project_id)
-    images = _images(tx, asked.image_id, flavor, caller.project_id, admin=admin)
-    keys = _keys(tx, asked.key_name, caller.user_id)
+    images = images_for(tx, asked.image_id, flavor, caller.project_id, admin=admin)
+    keys = keys_for(tx, asked.key_name, caller.user_id)
     _check_host(tx, asked.host)
     if asked.nics:
         _check_networks(tx, asked.host)
@@ -156,8 +156,8 @@ def _image(tx: Tx, image_id: str, project_id: str, *, admin: bool, field: str) -
     return image
 
 
-def _images(
-    tx: Tx, image_id: str, flavor: FlavorRow, project_id: str, *, admin: bool
+def images_for(
+    tx: Tx, image_id: str, flavor: FlavorRow | Flavor, project_id: str, *, admin: bool
 ) -> tuple[BootImage, ...]:
     """The disk image with the kernel (and ramdisk) that it names, each fixed by its digest."""
     image = _image(tx, image_id, project_id, admin=admin, field="imageRef")
@@ -181,7 +181,7 @@ def _boot_image(image: Bootable, role: ImageRole) -> BootImage:
     return BootImage(image.id, role, image.sha512, image.size, image.disk_format or "raw")
 
 
-def _check_size(image: Bootable, flavor: FlavorRow) -> None:
+def _check_size(image: Bootable, flavor: FlavorRow | Flavor) -> None:
     if flavor.ram_mb < image.min_ram:
         raise Invalid(
             f"Flavor's memory is too small for requested image: {flavor.ram_mb} MiB, "
@@ -201,7 +201,7 @@ def _check_size(image: Bootable, flavor: FlavorRow) -> None:
         )
 
 
-def _keys(tx: Tx, name: str | None, user_id: str) -> dict[str, str]:
+def keys_for(tx: Tx, name: str | None, user_id: str) -> dict[str, str]:
     if name is None:
         return {}
     found = find_keypair(tx, user_id, name)

@@ -33,12 +33,23 @@ OPERATION_DEADLINE = {
     OperationKind.REBOOT: 120.0,
     OperationKind.PAUSE: 60.0,
     OperationKind.UNPAUSE: 60.0,
+    OperationKind.SUSPEND: 300.0,
+    OperationKind.RESUME: 300.0,
+    OperationKind.REBUILD: 600.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
 
 
-REBOOT_OVERRIDES = frozenset({OperationKind.REBOOT, OperationKind.PAUSE, OperationKind.UNPAUSE})
+REBOOT_OVERRIDES = frozenset(
+    {
+        OperationKind.REBOOT,
+        OperationKind.PAUSE,
+        OperationKind.UNPAUSE,
+        OperationKind.SUSPEND,
+        OperationKind.RESUME,
+    }
+)
 
 LEASE = 30.0
 """Seconds that a host's word counts."""
@@ -226,6 +237,7 @@ def insert_server(tx: Tx, new: NewServer, caller: Caller) -> None:
         edge_soft=False,
         deleted=False,
         mark=0,
+        replaced="[]",
         epoch=0,
         world_version=0,
         seen_at=now.lease,
@@ -381,7 +393,7 @@ def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 def reboot_server(tx: Tx, server_id: str, caller: Caller, *, soft: bool) -> str | None:
     """A new guest process; ``soft`` asks the guest to end the old one by itself first."""
     server = load_for_change(tx, server_id, caller)
-    allowed = {"active"} if soft else {"active", "stopped", "paused", "error"}
+    allowed = {"active"} if soft else {"active", "stopped", "paused", "suspended", "error"}
     # As the compute API has it, a hard reboot may override some of what is under way.
     overrides = server.operation is not None and server.operation.kind in REBOOT_OVERRIDES
     refuse_unless(server, tx, "reboot", frozenset(allowed), open_ok=overrides and not soft)

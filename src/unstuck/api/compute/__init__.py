@@ -12,6 +12,7 @@ from unstuck.api.compute import (
     limits,
     parts,
     quotas,
+    rebuild,
     servers,
 )
 from unstuck.api.routes import Route
@@ -21,6 +22,7 @@ ROUTES: list[Route] = [
     *keypairs.ROUTES,
     *servers.ROUTES,
     *actions.ROUTES,
+    *rebuild.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,

@@ -1,4 +1,4 @@
-"""Actions on servers: pause, lock, and the operator's mark."""
+"""Actions on servers: pause, suspend, lock, and the operator's mark."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ async def unpause(call: Call) -> Reply:
     return Reply()
 
 
+async def suspend(call: Call) -> Reply:
+    """Action ``suspend``."""
+    wake(call, await call.store.run(store.suspend_own, call.params["id"], scope(call), caller(call)))
+    return Reply()
+
+
+async def resume(call: Call) -> Reply:
+    """Action ``resume``."""
+    wake(call, await call.store.run(store.resume_own, call.params["id"], scope(call), caller(call)))
+    return Reply()
+
+
 async def lock(call: Call) -> Reply:
     """Action ``lock``; with a reason from 2.73 on."""
     reason = UNSET if call.body is None else call.body.locked_reason
@@ -63,6 +75,8 @@ ROUTES: list[Route] = [
         [
             Act(name="pause", handler=pause, rule="member"),
             Act(name="unpause", handler=unpause, rule="member"),
+            Act(name="suspend", handler=suspend, rule="member"),
+            Act(name="resume", handler=resume, rule="member"),
             Act(name="lock", handler=lock, rule="member", body=Lock | None),
             Act(name="unlock", handler=unlock, rule="member"),
             Act(name="os-resetState", handler=reset_state, rule="admin", body=State),

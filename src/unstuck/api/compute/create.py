@@ -175,7 +175,7 @@ def _asked(call: Call, new: NewServer, reservation: str) -> Asked:
         disk_config=new.disk_config,
         access_ipv4=as_address(new.access_ipv4, "accessIPv4", 4),
         access_ipv6=as_address(new.access_ipv6, "accessIPv6", 6),
-        user_data=_user_data(new.user_data),
+        user_data=check_user_data(new.user_data),
         hostname=hostname,
         dotted_hostnames=call.version < (2, 90),
         nics=nics,
@@ -296,7 +296,7 @@ def _hostname(call: Call, value: str | UnsetType) -> str | None:
     return None if isinstance(value, UnsetType) else check_hostname(call, value)
 
 
-def _user_data(value: str | None) -> str | None:
+def check_user_data(value: str | None) -> str | None:
     if value is None:
         return None
     if len(value) > MAX_USER_DATA:

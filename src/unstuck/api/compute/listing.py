@@ -18,9 +18,9 @@ STATES: Final[dict[str, frozenset[str]]] = {
     "active": frozenset({"ACTIVE"}), "build": frozenset({"BUILD"}), "deleted": frozenset({"DELETED"}),
     "error": frozenset({"ERROR"}), "hard_reboot": frozenset({"HARD_REBOOT"}),
     "paused": frozenset({"PAUSED"}), "reboot": frozenset({"REBOOT"}), "shutoff": frozenset({"SHUTOFF"}),
-    "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset(), "rescue": frozenset(),
-    "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
-    "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset(),
+    "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset({"REBUILD"}),
+    "rescue": frozenset(), "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
+    "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset({"SUSPENDED"}),
     "unknown": frozenset(), "verify_resize": frozenset(),
 }  # fmt: skip
 """Every status of the compute API, and which of ours it means."""

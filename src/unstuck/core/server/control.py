@@ -19,6 +19,7 @@ from unstuck.core.server.data import (
     Running,
     Server,
     Step,
+    Thing,
 )
 from unstuck.core.time import Now
 
@@ -127,20 +128,25 @@ def satisfied(server: Server) -> bool:
         return False
     if seen.trouble is not None and seen.trouble.final:
         return True
-    return reached(server.power, server.edge, server.disk_recorded, seen)
+    return reached(server, seen)
 
 
-def reached(power: Power, edge: int, disk_recorded: bool, seen: Observation) -> bool:
-    """The observed guest is what ``power`` and ``edge`` ask for."""
+def reached(server: Server, seen: Observation) -> bool:
+    """The observed guest is what power and edge ask for, on the disk that is wanted."""
     match seen.guest:
         case Running(at):
-            return power is Power.ON and at >= edge and disk_recorded
+            return server.power is Power.ON and at >= server.edge and server.disk_recorded
         case Paused(at):
-            return power is Power.PAUSED and at >= edge and disk_recorded
+            return server.power is Power.PAUSED and at >= server.edge and server.disk_recorded
         case Off():
             return False
         case Gone():
-            return power is Power.OFF
+            # The disk of a server that never had one is not missed; a rebuild asks for one, and is over
+            # when what it replaced is gone too.
+            if server.power is Power.SUSPENDED:
+                return seen.memory is Thing.PRESENT
+            rebuilt = server.disk_recorded and seen.step is Step.AT_REST
+            return server.power is Power.OFF and (rebuilt or not server.replaced)
         case _:
             return False
 
@@ -165,6 +171,6 @@ def operation_outcome(server: Server, operation: Operation) -> Outcome | None:
         return None
     if seen.trouble is not None and seen.trouble.final:
         return Outcome("failed", seen.trouble.reason)
-    if reached(server.power, server.edge, server.disk_recorded, seen):
+    if reached(server, seen):
         return Outcome("done", "")
     return None

@@ -14,10 +14,11 @@ from unstuck.core.generation import Dispute
 
 
 class Power(StrEnum):
-    """What the user wants of the guest: to run, to stand still, or not to be there."""
+    """What the user wants of the guest: to run, to stand still, to wait on the disk, or not to be there."""
 
     ON = "on"
     PAUSED = "paused"
+    SUSPENDED = "suspended"
     OFF = "off"
 
 
@@ -94,6 +95,7 @@ class Want(msgspec.Struct, frozen=True):
     carry; ``soft`` says that the way there asks the guest first, for ``patience`` more seconds.
     ``disk_recorded``: the store knows that the disk was made once, so from then on its absence is a
     fault that is shown (law 3). ``mark``: the operator's latest; what was counted before it counts no more.
+    ``nonce`` names the disk; ``replaced`` are the names of those that a rebuild has it take the place of.
     """
 
     server_id: str
@@ -109,6 +111,7 @@ class Want(msgspec.Struct, frozen=True):
     disk_recorded: bool
     spec: Spec
     mark: int = 0
+    replaced: tuple[str, ...] = ()
 
 
 class Running(msgspec.Struct, frozen=True, tag=True):
@@ -196,6 +199,10 @@ class View(msgspec.Struct, frozen=True):
     folder: Thing
     reason: str = ""
     remedy: str = ""
+    replaced: Thing = Thing.ABSENT
+    """Disks that the wanted one takes the place of."""
+    memory: Thing = Thing.ABSENT
+    """The memory of the wanted edge, whole on the disk: no CPU of it has run since it was saved."""
 
 
 class Step(StrEnum):
@@ -207,6 +214,7 @@ class Step(StrEnum):
     NETWORK = "network"
     STARTING = "starting"
     PAUSING = "pausing"
+    SAVING = "saving"
     STOPPING = "stopping"
     REMOVING = "removing"
     AT_REST = "at-rest"
@@ -231,6 +239,7 @@ class Observation(msgspec.Struct, frozen=True):
     disk: Thing
     step: Step
     trouble: Trouble | None = None
+    memory: Thing = Thing.ABSENT
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -260,6 +269,9 @@ class OperationKind(StrEnum):
     REBOOT = "reboot"
     PAUSE = "pause"
     UNPAUSE = "unpause"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    REBUILD = "rebuild"
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
@@ -322,3 +334,5 @@ class Server(msgspec.Struct, frozen=True):
     marked_wall: float | None = None
     """When an operator marked it as failed."""
     locked: Lock | None = None
+    replaced: tuple[str, ...] = ()
+    """Nonces of the disks that its present one takes the place of."""

@@ -228,6 +228,8 @@ def _guest_words(guest: Guest, power: Power) -> str:
         case Mute():
             return "the guest process lives but does not answer"
         case Gone():
+            if power is Power.SUSPENDED:
+                return "the guest's memory waits on the disk, and no process runs, as it should be"
             return "the guest is off, as it should be" if power is Power.OFF else "the guest does not run"
         case Unclear(reason):
             return f"the guest's state cannot be seen: {reason}"
@@ -241,6 +243,7 @@ _STEPS = {
     Step.DISK: ("the host makes the root disk", "it makes the port and starts the guest"),
     Step.NETWORK: ("the host makes the port", "it starts the guest"),
     Step.STARTING: ("the host starts the guest", "the guest is seen running"),
+    Step.SAVING: ("the host saves the guest's memory", "it is whole on the disk, and the process has ended"),
     Step.PAUSING: ("the host pauses the guest", "the guest is seen standing still"),
     Step.STOPPING: ("the host ends the guest process", "the guest is seen to be gone"),
     Step.REMOVING: ("the host removes guest, ports and disk", "the host reports it removed"),
@@ -305,6 +308,12 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to be paused"
         case OperationKind.UNPAUSE:
             return "the server is to be unpaused"
+        case OperationKind.SUSPEND:
+            return "the server is to be suspended"
+        case OperationKind.RESUME:
+            return "the server is to be resumed"
+        case OperationKind.REBUILD:
+            return "the server is to be rebuilt"
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
             return "the server is looked at anew"
         case OperationKind.CREATE:

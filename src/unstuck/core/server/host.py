@@ -50,10 +50,13 @@ class Do(StrEnum):
     FETCH = "fetch"
     MAKE_DISK = "make_disk"
     RECORD_DISK = "record_disk"
+    DROP_DISKS = "drop_disks"
     MAKE_NICS = "make_nics"
     START = "start"
     PAUSE = "pause"
     RESUME = "resume"
+    SAVE = "save"
+    DROP_MEMORY = "drop_memory"
     POWER_DOWN = "power_down"
     QUIT = "quit"
     REMOVE_NICS = "remove_nics"
@@ -110,17 +113,46 @@ def plan_host(want: Want, view: View) -> Decision:
             trouble = Trouble("guest-mute", reason or "the guest process does not answer", "reboot it hard")
             return Hold(Step.WAITING, 5.0, trouble)
         case Running():
-            stop = Act(Do.PAUSE, Step.PAUSING) if want.power is Power.PAUSED else None
-            return _record(want, view) or stop or Rest()
+            return _record(want, view) or _running(want, view)
         case Paused(_, reason):
-            go = _continue(reason) if want.power is Power.ON else None
-            return _record(want, view) or go or Rest()
+            return _record(want, view) or _standing(want, view, reason)
         case Off():
             return _record(want, view) or Rest()
         case Gone():
             return _raise(want, view)
         case _ as never:
             assert_never(never)
+
+
+def _running(want: Want, view: View) -> Decision:
+    if view.memory is Thing.PRESENT:
+        return Act(Do.DROP_MEMORY, Step.STARTING)  # a CPU has run since: it is dead
+    if want.power is Power.PAUSED:
+        return Act(Do.PAUSE, Step.PAUSING)
+    return Act(Do.SAVE, Step.SAVING) if want.power is Power.SUSPENDED else Rest()
+
+
+def _standing(want: Want, view: View, reason: str) -> Decision:
+    """While a saved memory is there that could be loaded, no CPU runs: else the guest's disk would move on,
+    and the old memory could come back over it. So it goes first; the guest in its process has it all."""
+    if want.power is Power.SUSPENDED:
+        saved = view.memory is Thing.PRESENT
+        return Act(Do.QUIT, Step.SAVING) if saved else Act(Do.SAVE, Step.SAVING)
+    if view.memory is Thing.PRESENT:
+        return Act(Do.DROP_MEMORY, Step.STARTING)
+    return _continue(reason) if want.power is Power.ON else Rest()
+
+
+def _suspended(view: View) -> Decision:
+    if view.memory is Thing.PRESENT:
+        return Rest()
+    trouble = Trouble(
+        "memory-lost",
+        "the guest ended before its memory was saved",
+        "reboot it hard: it boots from its disk, as after a crash",
+        final=True,
+    )
+    return Hold(Step.WAITING, 30.0, trouble)
 
 
 def after_failure(reason: str, remedy: str, lasting: int) -> Trouble:
@@ -179,8 +211,24 @@ def _take_down(want: Want, view: View) -> Decision:
 def _raise(want: Want, view: View) -> Decision:
     """The guest is certainly not there: bring it up, step by step, if it should be."""
     if want.power is Power.OFF:
-        return _record(want, view) or Rest()
+        return _rebuild_off(want, view) or _record(want, view) or Rest()
+    if want.power is Power.SUSPENDED:
+        return _record(want, view) or _suspended(view)
     return _images_and_disk(want, view) or _network(view) or _start(view)
+
+
+def _rebuild_off(want: Want, view: View) -> Decision | None:
+    """A rebuild of a server that is off makes its disk too, and then leaves it off."""
+    if not want.replaced:
+        return None
+    return _images_and_disk(want, view) if not want.disk_recorded else _drop_replaced(want, view)
+
+
+def _drop_replaced(want: Want, view: View) -> Decision | None:
+    """The new disk is there and recorded: only now what it replaces goes."""
+    if not (want.replaced and want.disk_recorded and view.disk is Thing.PRESENT):
+        return None
+    return Act(Do.DROP_DISKS, Step.DISK) if view.replaced is not Thing.ABSENT else None
 
 
 def _images_and_disk(want: Want, view: View) -> Decision | None:
@@ -195,7 +243,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         trouble = Trouble(
             "disk-missing",
             "the root disk was made on this host and is not there any more",
-            "bring the disk back, or delete the server",
+            "bring the disk back, rebuild the server, or delete it",
             final=True,
         )
         return Hold(Step.WAITING, 30.0, trouble)
@@ -207,7 +255,10 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         case FetchFailed(reason, final, tries, remedy):
             if final:
                 trouble = Trouble(
-                    "image-unusable", reason, "delete the server and use another image", final=True
+                    "image-unusable",
+                    reason,
+                    "rebuild the server from another image, or delete it",
+                    final=True,
                 )
                 return Hold(Step.WAITING, 30.0, trouble)
             trouble = Trouble("effect-failed", f"the image cannot be fetched: {reason}", remedy)
@@ -215,7 +266,7 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)
-            return _record(want, view)
+            return _record(want, view) or _drop_replaced(want, view)
         case _ as never:
             assert_never(never)
 

@@ -19,6 +19,7 @@ from unstuck.core.server.data import (
     Running,
     Server,
     Step,
+    Thing,
     Trouble,
     Unclear,
 )
@@ -120,14 +121,29 @@ def _launched_state(guest: Guest, server: Server) -> str:
             # While a reboot replaces the guest process, or a crashed guest is restarted, the server is
             # still what it was; only a user's stop, or its own power-off, makes it a stopped one.
             stopping = server.operation is not None and server.operation.kind is OperationKind.START
-            return "stopped" if stopping else _WANTED[server.power]
+            return "stopped" if stopping else _without_process(server)
         case Unclear():
             return _WANTED[server.power]
         case _ as never:
             assert_never(never)
 
 
-_WANTED = {Power.ON: "active", Power.PAUSED: "paused", Power.OFF: "stopped"}
+_WANTED = {
+    Power.ON: "active",
+    Power.PAUSED: "paused",
+    Power.SUSPENDED: "active",  # until its memory is seen on the disk
+    Power.OFF: "stopped",
+}
+
+
+def _without_process(server: Server) -> str:
+    return "suspended" if _suspended(server) else _WANTED[server.power]
+
+
+def _suspended(server: Server) -> bool:
+    """Its memory waits on the disk, and it has not been told to forget it."""
+    seen = server.seen
+    return seen is not None and seen.memory is Thing.PRESENT and server.power is not Power.OFF
 
 
 def _task_state(server: Server, vm_state: str) -> str | None:
@@ -153,6 +169,12 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return "pausing"
         case OperationKind.UNPAUSE:
             return "unpausing"
+        case OperationKind.SUSPEND:
+            return "suspending"
+        case OperationKind.RESUME:
+            return "resuming"
+        case OperationKind.REBUILD:
+            return _rebuild_task(server)
         case OperationKind.CREATE | OperationKind.DELETE:
             return None
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
@@ -182,6 +204,15 @@ def _reboot_task(server: Server, soft: bool) -> str:
     return "reboot_started_hard" if begun else "rebooting_hard"
 
 
+def _rebuild_task(server: Server) -> str:
+    seen = server.seen
+    if seen is None or seen.intent < server.intent:
+        return "rebuilding"
+    if server.disk_recorded and seen.step in (Step.NETWORK, Step.STARTING):
+        return "rebuild_spawning"
+    return "rebuild_block_device_mapping"
+
+
 def _power_state(server: Server) -> PowerState:
     if server.seen is None or server.removed:
         return PowerState.NOSTATE
@@ -193,7 +224,7 @@ def _power_state(server: Server) -> PowerState:
         case Off():
             return PowerState.SHUTDOWN
         case Gone():
-            down = server.launched_wall is not None and server.power is Power.OFF
+            down = server.launched_wall is not None and (server.power is Power.OFF or _suspended(server))
             return PowerState.SHUTDOWN if down else PowerState.NOSTATE
         case Unclear():
             return PowerState.NOSTATE
@@ -201,9 +232,11 @@ def _power_state(server: Server) -> PowerState:
             assert_never(never)
 
 
+REBUILDING = frozenset({"rebuilding", "rebuild_block_device_mapping", "rebuild_spawning"})
 _SIMPLE = {
     "building": "BUILD",
     "paused": "PAUSED",
+    "suspended": "SUSPENDED",
     "stopped": "SHUTOFF",
     "error": "ERROR",
     "deleted": "DELETED",
@@ -211,6 +244,8 @@ _SIMPLE = {
 
 
 def _public(vm_state: str, task: str | None) -> str:
+    if task in REBUILDING and vm_state in ("active", "stopped", "error"):
+        return "REBUILD"
     if vm_state == "active":
         if task in ("rebooting", "reboot_started"):
             return "REBOOT"

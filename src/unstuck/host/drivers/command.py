@@ -45,8 +45,11 @@ def guest_name(server_id: str, edge: int) -> str:
     return f"{server_id}.{edge}"
 
 
-def qemu_command(want: Want, files: Files, taps: tuple[str, ...], machine: Machine) -> list[str]:
-    """What to execute in the server's folder."""
+def qemu_command(
+    want: Want, files: Files, taps: tuple[str, ...], machine: Machine, *, incoming: int | None = None
+) -> list[str]:
+    """What to execute in the server's folder; ``incoming`` is a descriptor of the memory to wake up with,
+    and its CPUs stand still then."""
     name = guest_name(want.server_id, want.edge)
     accelerator, boot = _ACCELERATORS[machine.accelerator]
     return [
@@ -64,6 +67,7 @@ def qemu_command(want: Want, files: Files, taps: tuple[str, ...], machine: Machi
         *("-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"),
         *_nics(want.spec.nics, taps),
         *_kernel(files, boot),
+        *(() if incoming is None else ("-incoming", f"fd:{incoming}", "-S")),
     ]
 
 

@@ -120,7 +120,7 @@ def _prepare(
     folder.sweep_parts()
     if target.exists():
         return None
-    if others := folder.disks():
+    if others := folder.other_disks(want):
         raise DriverError(f"a disk of another grant is here: {others[0]}")
     if not cache.has(image):
         raise DriverError("the image is not in the cache")
@@ -144,3 +144,13 @@ def _publish(part: Path, target: Path) -> None:
     finally:
         part.unlink()
     fsync_dir(target.parent)
+
+
+def drop_disks(folder: ServerFolder, want: Want) -> None:
+    """Remove what a rebuild has replaced, and nothing else. Blocks."""
+    if not folder.disk(want.nonce).exists():
+        raise DriverError("the new disk is not there: the old one stays")
+    for nonce in want.replaced:
+        if nonce != want.nonce:
+            folder.disk(nonce).unlink(missing_ok=True)
+    fsync_dir(folder.path)

@@ -157,12 +157,27 @@ class ServerFolder:
             raise DriverError("the grant's nonce cannot name a disk")
         return self.path / f"disk-{nonce}.qcow2"
 
+    def memory(self, edge: int) -> Path:
+        """The saved memory of one guest process: by its number, so that no other start can load it."""
+        return self.path / f"memory-{edge}"
+
+    def drop_memories(self, keep: Path | None = None) -> None:
+        """Remove saved memory that nobody can want any more."""
+        for path in self.path.glob("memory-*"):
+            if path != keep:
+                path.unlink(missing_ok=True)
+
     def disks(self) -> list[str]:
         """The names of all finished disks in here, whoever made them."""
         with contextlib.suppress(FileNotFoundError):
             names = (path.name for path in self.path.iterdir())
             return sorted(name for name in names if name.startswith("disk-") and name.endswith(".qcow2"))
         return []
+
+    def other_disks(self, want: Want) -> list[str]:
+        """Finished disks that are neither the wanted one nor one that it replaces."""
+        known = {self.disk(nonce).name for nonce in (want.nonce, *want.replaced)}
+        return [name for name in self.disks() if name not in known]
 
     def relative(self, path: Path) -> str:
         """A path as seen from in here: what lies in the state folder stays valid where it is moved."""

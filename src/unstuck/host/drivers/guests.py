@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from unstuck.core.server.data import ImageRole, Want
 from unstuck.host import configdrive
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers import memory
 from unstuck.host.drivers.command import Files, Machine, guest_name, qemu_command
 from unstuck.host.drivers.disk import image_of
 from unstuck.host.drivers.folder import CONSOLE_START, ServerFolder
 from unstuck.host.drivers.process import Children, kill, lock_held, spawn, take_lock
-from unstuck.host.drivers.qmp import Monitors, QmpError
+from unstuck.host.drivers.qmp import Monitors, Qmp, QmpError
 from unstuck.host.drivers.sight import WINDOW, alive, find_process, killable
 from unstuck.host.images import Barrier, ImageCache
 
@@ -23,6 +24,8 @@ _NOT_YET = frozenset({"prelaunch", "inmigrate"})
 QUIT_PATIENCE = 10.0
 """Seconds for QEMU to flush its disks once it took the order; then SIGKILL."""
 KILL_PATIENCE = 5.0
+_LOAD_RATE = 50 << 20
+"""Bytes of saved memory a second that a slow disk gives."""
 
 
 class Guests:
@@ -60,19 +63,23 @@ class Guests:
     def _launch(self, folder: ServerFolder, want: Want, taps: tuple[str, ...]) -> int:
         if not folder.disk(want.nonce).exists():
             raise DriverError("the root disk is not there")
-        argv = qemu_command(want, self._files(folder, want), taps, self._machine)
         lock = _take(folder)
+        saved = _saved_memory(folder, want)
         try:
+            argv = qemu_command(want, self._files(folder, want), taps, self._machine, incoming=saved)
             folder.sweep_parts()
-            configdrive.build(want, folder.config)
+            if saved is None or not folder.config.exists():  # a guest that wakes up finds the drive it had
+                configdrive.build(want, folder.config)
             folder.bound_console(CONSOLE_START)
             folder.write_grant(want)
             folder.record_start(want, time.clock_gettime(time.CLOCK_BOOTTIME), WINDOW)
-            return spawn(argv, folder.path, folder.output, lock)
+            return spawn(argv, folder.path, folder.output, lock, *([] if saved is None else [saved]))
         except FileNotFoundError as error:
             raise DriverError(f"QEMU cannot be started: {error.filename} is not there") from None
         finally:
             os.close(lock)
+            if saved is not None:
+                os.close(saved)
 
     def _files(self, folder: ServerFolder, want: Want) -> Files:
         paths: dict[ImageRole, str] = {}
@@ -86,7 +93,7 @@ class Guests:
         return Files(disk, config, paths.get(ImageRole.KERNEL), paths.get(ImageRole.RAMDISK))
 
     async def _until_up(self, folder: ServerFolder, want: Want) -> None:
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + self._deadline + await asyncio.to_thread(_loading, folder, want)
         name = guest_name(want.server_id, want.edge)
         while True:
             try:
@@ -115,6 +122,31 @@ class Guests:
             await self._monitors.ask(folder.server_id, folder.sockets, command)
         except QmpError as error:
             raise DriverError(f"the guest did not take the order {command}: {error}") from error
+
+    async def save(self, folder: ServerFolder, want: Want) -> None:
+        """The memory, whole under its name or not at all; when it fails the guest runs on."""
+        async with self._cache.space.reserve(want.spec.flavor.ram_mb << 20):
+            await asyncio.to_thread(folder.sweep_parts)  # what an agent that died has left
+            part = await asyncio.to_thread(memory.Part, folder.memory(want.edge))
+            try:
+                await self._work(folder, lambda monitor: memory.write(monitor, part.descriptor))
+                await self._barrier("driver.save.half")
+                await asyncio.to_thread(part.publish)
+            except (DriverError, OSError):
+                await self._work(folder, memory.go_on_if_it_can)
+                raise
+            finally:
+                await asyncio.to_thread(part.close)
+
+    async def resume(self, folder: ServerFolder, want: Want) -> None:
+        await asyncio.to_thread(memory.check_none, folder, want)
+        await self._work(folder, memory.go_on)
+
+    async def _work(self, folder: ServerFolder, job: Callable[[Qmp], Awaitable[None]]) -> None:
+        try:
+            await self._monitors.work(folder.server_id, folder.sockets, job)
+        except QmpError as error:
+            raise DriverError(str(error)) from error
 
     async def quit(self, folder: ServerFolder) -> None:
         """Told, then killed; returns when the lock is free, which is when the process is gone."""
@@ -148,6 +180,24 @@ class Guests:
         """Remove the folder while holding its lock, so that nothing can be started in it meanwhile."""
         await self._monitors.forget(folder.server_id)
         await asyncio.to_thread(_remove, folder)
+
+
+def _saved_memory(folder: ServerFolder, want: Want) -> int | None:
+    """A descriptor of the memory that this start wakes up with; what no start can load is removed."""
+    path = folder.memory(want.edge)
+    folder.drop_memories(keep=path)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+
+
+def _loading(folder: ServerFolder, want: Want) -> float:
+    """Seconds that loading the memory may take."""
+    try:
+        return folder.memory(want.edge).stat().st_size / _LOAD_RATE
+    except FileNotFoundError:
+        return 0.0
 
 
 def _take(folder: ServerFolder) -> int:

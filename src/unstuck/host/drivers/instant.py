@@ -30,6 +30,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers.disk import drop_disks
 from unstuck.host.drivers.folder import (
     FolderError,
     ServerFolder,
@@ -86,6 +87,9 @@ class InstantDriver:
 
         await self._do(want, make)
 
+    async def drop_disks(self, want: Want) -> None:
+        await self._do(want, lambda folder: drop_disks(folder, want))
+
     async def make_nics(self, want: Want) -> None:
         await self._do(want, lambda folder: _make(folder, _nics(folder)))
 
@@ -93,8 +97,10 @@ class InstantDriver:
         def start(folder: ServerFolder) -> None:
             if not folder.disk(want.nonce).exists():
                 raise DriverError("the root disk is not there")
+            saved = folder.memory(want.edge)
+            folder.drop_memories(keep=saved)
+            self._mark(folder, Marker(want.edge, self._boot_id, paused=saved.exists()))
             folder.write_grant(want, durable=False)
-            self._mark(folder, Marker(want.edge, self._boot_id))
             folder.console.write_text(f"instant guest {want.spec.name}, start {want.edge}\n")
 
         await self._do(want, start)
@@ -105,6 +111,13 @@ class InstantDriver:
 
     async def resume(self, want: Want) -> None:
         await self._stand(want, still=False)
+
+    async def save(self, want: Want) -> None:
+        await self._stand(want, still=True)
+        await self._do(want, lambda folder: _make(folder, folder.memory(want.edge)))
+
+    async def drop_memory(self, want: Want) -> None:
+        await self._do(want, lambda folder: folder.memory(want.edge).unlink(missing_ok=True))
 
     async def _stand(self, want: Want, *, still: bool) -> None:
         def stand(folder: ServerFolder) -> None:
@@ -175,7 +188,10 @@ class InstantDriver:
         if not want.gone and not want.spec.nics:
             nics = Thing.PRESENT
         present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
-        return View(self._see_guest(folder), Ready(), disk, nics, present)
+        old = any(folder.disk(nonce).exists() for nonce in want.replaced)
+        replaced = Thing.PRESENT if old else Thing.ABSENT
+        memory = Thing.PRESENT if folder.memory(want.edge).exists() else Thing.ABSENT
+        return View(self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced, memory=memory)
 
     def _see_guest(self, folder: ServerFolder) -> Guest:
         marker = self._marker(folder)

@@ -78,7 +78,7 @@ def take_lock(path: Path, patience: float = 1.0) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def spawn(argv: Sequence[str], folder: Path, output: Path, lock: int) -> int:
+def spawn(argv: Sequence[str], folder: Path, output: Path, lock: int, *more: int) -> int:
     """Start a guest that holds ``lock``, in a session of its own so that it outlives us; returns its pid.
 
     Its output is a file, never a pipe: whoever reads the pipe would wait for the guest's end.
@@ -92,7 +92,7 @@ def spawn(argv: Sequence[str], folder: Path, output: Path, lock: int) -> int:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            pass_fds=(lock,),
+            pass_fds=(lock, *more),
             start_new_session=True,
         )
     child.returncode = 0  # it is meant to outlive this object; Children reaps it

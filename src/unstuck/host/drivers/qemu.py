@@ -24,7 +24,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.host.driver import DriverError, words
-from unstuck.host.drivers import disk
+from unstuck.host.drivers import disk, memory
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import (
     FolderError,
@@ -119,7 +119,9 @@ class QemuDriver:
         images = self._images(want)
         reason = "; ".join(part for part in (sight.reason, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, images, sight.disk, nics, sight.folder, reason, remedy)
+        return View(
+            guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory
+        )
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
         process = sight.process
@@ -164,6 +166,9 @@ class QemuDriver:
     async def make_disk(self, want: Want) -> None:
         await disk.make_disk(await self._checked(want), want, self.cache, self._barrier)
 
+    async def drop_disks(self, want: Want) -> None:
+        await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
+
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)
 
@@ -175,7 +180,13 @@ class QemuDriver:
         await self._guests.tell(await self._checked(want), "stop")
 
     async def resume(self, want: Want) -> None:
-        await self._guests.tell(await self._checked(want), "cont")
+        await self._guests.resume(await self._checked(want), want)
+
+    async def save(self, want: Want) -> None:
+        await self._guests.save(await self._checked(want), want)
+
+    async def drop_memory(self, want: Want) -> None:
+        await asyncio.to_thread(memory.drop, await self._checked(want), want)
 
     async def power_down(self, want: Want) -> None:
         await self._guests.power_down(await self._checked(want))

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,15 @@ class Qmp:
 
     @classmethod
     async def connect(
-        cls, socket: Path, deadline: float, on_event: Callable[[str], None] = lambda _: None
+        cls, path: Path, deadline: float, on_event: Callable[[str], None] = lambda _: None
     ) -> Qmp:
         """Connect by way of the folder's descriptor: a unix path is limited to 107 bytes."""
         try:
             async with asyncio.timeout(deadline):
-                folder = os.open(socket.parent, os.O_PATH | os.O_CLOEXEC)
+                folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
                 try:
-                    path = f"/proc/self/fd/{folder}/{socket.name}"
-                    reader, writer = await asyncio.open_unix_connection(path, limit=_LIMIT)
+                    short = f"/proc/self/fd/{folder}/{path.name}"
+                    reader, writer = await asyncio.open_unix_connection(short, limit=_LIMIT)
                 finally:
                     os.close(folder)
                 return await cls._greet(reader, writer, on_event)
@@ -94,13 +95,14 @@ class Qmp:
         self._pending.clear()
         self._writer.close()
 
-    async def execute(self, command: str, deadline: float, **arguments: Any) -> Any:
+    async def execute(self, command: str, deadline: float, fd: int | None = None, **arguments: Any) -> Any:
+        """One command and its answer; ``fd`` goes along as a descriptor."""
         if not self.alive:
             raise QmpError("the monitor hung up")
         number = next(self._ids)
         waiter = self._pending[number] = asyncio.get_running_loop().create_future()
         message = {"execute": command, "arguments": arguments, "id": number}
-        self._writer.write(msgspec.json.encode(message) + b"\n")
+        self._send(msgspec.json.encode(message) + b"\n", fd)
         try:
             async with asyncio.timeout(deadline):
                 answer = await waiter
@@ -111,6 +113,13 @@ class Qmp:
         if "error" in answer:
             raise QmpError(str(answer["error"].get("desc", answer["error"])))
         return answer.get("return")
+
+    def _send(self, line: bytes, fd: int | None) -> None:
+        if fd is None:
+            self._writer.write(line)
+            return
+        with self._writer.get_extra_info("socket").dup() as raw:
+            socket.send_fds(raw, [line], [fd])  # nothing waits before it: every command waits for its answer
 
     async def close(self) -> None:
         """Leave the socket to the next client."""
@@ -141,23 +150,40 @@ class Monitors:
         """
         async with self._locks.setdefault(server_id, asyncio.Lock()):
             problem = QmpError("no monitor")
-            for socket in (None, *sockets[:: self._step]):
+            for way in (None, *sockets[:: self._step]):
                 try:
-                    monitor = await self._monitor(server_id, socket)
+                    monitor = await self._monitor(server_id, way)
                     if monitor is not None:
                         calls = (monitor.execute(c, self._deadline) for c in commands)
                         return list(await asyncio.gather(*calls))
                 except QmpError as error:
                     problem = error
                     await self._drop(server_id)
-                    if socket is None and isinstance(error, QmpSilence):
+                    if way is None and isinstance(error, QmpSilence):
                         break  # it had us as its client and is silent: the other socket would be too
             raise problem
 
-    async def _monitor(self, server_id: str, socket: Path | None) -> Qmp | None:
-        if socket is None:
+    async def work(
+        self, server_id: str, sockets: tuple[Path, ...], job: Callable[[Qmp], Awaitable[None]]
+    ) -> None:
+        """Several commands that have to come over one connection, with nobody else's between them."""
+        async with self._locks.setdefault(server_id, asyncio.Lock()):
+            problem = QmpError("no monitor")
+            for way in (None, *sockets[:: self._step]):
+                try:
+                    monitor = await self._monitor(server_id, way)
+                except QmpError as error:
+                    problem = error
+                    continue
+                if monitor is not None and monitor.alive:
+                    await job(monitor)
+                    return
+            raise problem
+
+    async def _monitor(self, server_id: str, path: Path | None) -> Qmp | None:
+        if path is None:
             return self._kept.get(server_id)
-        monitor = await Qmp.connect(socket, self._deadline, lambda name: self._on_event(server_id, name))
+        monitor = await Qmp.connect(path, self._deadline, lambda name: self._on_event(server_id, name))
         self._kept[server_id] = monitor
         return monitor
 

@@ -36,16 +36,24 @@ class Sight(msgspec.Struct, frozen=True):
     disk: Thing
     folder: Thing
     reason: str
+    replaced: Thing
+    memory: Thing
 
 
 def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> Sight:
     """Raises FolderError or OSError where nothing can be said."""
     check_identity(host_dir, host_id)
     process, guest = _guest(folder, want)
-    disk, reason = _disk(folder, want.nonce)
+    disk, reason = _disk(folder, want)
+    old = any(folder.disk(nonce).exists() for nonce in want.replaced if nonce != want.nonce)
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
-    return Sight(process, guest, disk, present, reason)
+    saved = folder.memory(want.edge).exists()
+    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved))
+
+
+def _thing(there: bool) -> Thing:
+    return Thing.PRESENT if there else Thing.ABSENT
 
 
 def find_process(folder: ServerFolder) -> Process | None:
@@ -98,12 +106,12 @@ def _gone(folder: ServerFolder, want: Want) -> Gone:
     return Gone(starts, folder.last_words() if starts else "")
 
 
-def _disk(folder: ServerFolder, nonce: str) -> tuple[Thing, str]:
-    path = folder.disk(nonce)
+def _disk(folder: ServerFolder, want: Want) -> tuple[Thing, str]:
+    path = folder.disk(want.nonce)
     try:
         whole = disk_is_whole(path)
     except FileNotFoundError:
-        if others := folder.disks():
+        if others := folder.other_disks(want):
             return Thing.UNKNOWN, f"a disk of another grant is here: {others[0]}"
         return Thing.ABSENT, ""
     return (Thing.PRESENT, "") if whole else (Thing.UNKNOWN, "the disk's header is damaged")

@@ -102,6 +102,8 @@ servers = sa.Table(
     sa.Column("seen_incarnation", sa.BigInteger, nullable=False),
     sa.Column("seen_sequence", sa.BigInteger, nullable=False),
     sa.Column("disk_id", sa.String(128)),
+    # Nonces of disks that a rebuild has the present one replace; none is removed before that is recorded.
+    sa.Column("replaced", sa.Text, nullable=False),
     sa.Column("launched_wall", Seconds),
     # Work in progress, its owner and its deadline.
     sa.Column("lease_incarnation", sa.BigInteger),
@@ -117,7 +119,7 @@ servers = sa.Table(
     sa.CheckConstraint("(lease_incarnation IS NULL) = (work_deadline IS NULL)", name="work_has_deadline"),
     sa.CheckConstraint("deleted OR NOT removed", name="removed_is_deleted"),
     sa.CheckConstraint("settled OR NOT removed", name="removed_is_settled"),
-    sa.CheckConstraint("power IN ('on', 'paused', 'off')", name="power"),
+    sa.CheckConstraint("power IN ('on', 'paused', 'suspended', 'off')", name="power"),
     sa.CheckConstraint("locked_by IN ('owner', 'admin')", name="locked_by"),
     sa.CheckConstraint("locked_by IS NOT NULL OR locked_reason IS NULL", name="reason_of_a_lock"),
     sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name="deleted_since"),
