@@ -275,6 +275,7 @@ class OperationKind(StrEnum):
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
+    READDRESS = "readdress"
     DELETE = "delete"
 
 
