@@ -13,9 +13,9 @@ from unstuck.host.drivers.folder import (
     ServerFolder,
     check_identity,
     server_ids,
-    write_atomic,
     write_identity,
 )
+from unstuck.runtime.files import write_whole
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_the_format_of_version_1_stays_readable(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_as_a_whole_and_belongs_to_us_alone(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    write_atomic(target, b"one")
-    write_atomic(target, b"two")
+    write_whole(target, b"one")
+    write_whole(target, b"two")
     assert target.read_bytes() == b"two"
     assert target.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
