@@ -280,6 +280,13 @@ def _holding(folder: ServerFolder, guest: Callable[[ServerFolder], Thing]) -> Ho
     return Holding(folder.server_id, alive, disk, fence, grant.nonce, grant.edge, grant.intent, grant.spec)
 
 
+def sweep_records(host_dir: Path) -> None:
+    """Remove what a killed agent left of grants and the like, in every server's folder: a server that rests
+    is not touched for long. Only with the host's lock held; what helpers write is swept with their work."""
+    for part in (host_dir / "servers").glob("*/.*.json.part-*"):
+        part.unlink(missing_ok=True)
+
+
 def server_ids(host_dir: Path) -> frozenset[str]:
     """The ids of all servers that have a folder on this host."""
     try:
