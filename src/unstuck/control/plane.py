@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -149,6 +150,16 @@ def _settings(state: State, public_url: str | None) -> Settings:
     return Settings(state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token())
 
 
+def _collect_less() -> None:
+    """What is loaded by now stays: the garbage collector looks at it never again, and at the rest less often.
+
+    A list of a thousand servers makes tens of thousands of objects, none of which is part of a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def serve(
     state: State, listener: socket.socket, *, store_url: str, url: str, public_url: str | None, network: str
 ) -> int:
@@ -161,6 +172,7 @@ def serve(
             ensure_schema_apart(store, store_url)
             set_up(store, state, network=network)
         port = AsyncPort(barriers)
+        _collect_less()
         work = run(state, store, port, listener, _settings(state, public_url), url)
         try:
             import uvloop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -38,6 +39,14 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 
 _observation = msgspec.json.Decoder(Observation)
+
+
+@functools.lru_cache(1024)
+def _seen(text: str) -> Observation:
+    """Servers at rest were mostly seen in the same words; an observation is frozen, so they share it."""
+    return _observation.decode(text)
+
+
 REPLACED = msgspec.json.Decoder(tuple[str, ...])
 _failure = msgspec.json.Decoder(Failure)
 
@@ -194,7 +203,7 @@ def loaded_from(row: Any) -> Loaded:
 def _facts(row: Any) -> tuple[Observation | None, Failure | None, tuple[str, ...]]:
     """What was seen, why it failed, and which of the two cannot be read: that spoils no other row."""
     try:
-        seen = None if row.seen is None else _observation.decode(row.seen)
+        seen = None if row.seen is None else _seen(row.seen)
         failure = None if row.failure is None else _failure.decode(row.failure)
     except msgspec.DecodeError:
         seen = None if row.seen is None else readable.read(_observation, row.seen, readable.UNSEEN)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -45,7 +47,7 @@ COLUMNS = JOINED.add_columns(
 )
 
 
-class SpecPart(msgspec.Struct, frozen=True):
+class SpecPart(msgspec.Struct, frozen=True, gc=False):
     """What lists need of a spec."""
 
     hostname: str
@@ -53,7 +55,10 @@ class SpecPart(msgspec.Struct, frozen=True):
     user_data: str | None = None
 
     def image(self, role: ImageRole) -> str:
-        return next((image.id for image in self.images if image.role is role), "")
+        for image in self.images:
+            if image.role is role:
+                return image.id
+        return ""
 
 
 class FlavorPart(msgspec.Struct, frozen=True):
@@ -64,13 +69,13 @@ class FlavorPart(msgspec.Struct, frozen=True):
     disk: int
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(msgspec.Struct, frozen=True, gc=False):
     network: str
     address: str
     mac: str
 
 
-class ServerItem(msgspec.Struct, frozen=True):
+class ServerItem(msgspec.Struct, frozen=True, gc=False):
     """A server with all that is shown of it. ``flavor`` and ``meta`` are JSON."""
 
     facts: Server
@@ -119,6 +124,14 @@ _spec = msgspec.json.Decoder(SpecPart)
 _tags = msgspec.json.Decoder(tuple[str, ...])
 _meta = msgspec.json.Decoder(dict[str, str])
 _flavor = msgspec.json.Decoder(FlavorPart)
+
+
+@functools.lru_cache(256)
+def _check_flavor(text: str) -> None:
+    """Raises :class:`msgspec.DecodeError`. Servers of one flavor have the same text."""
+    _flavor.decode(text)
+
+
 _NO_FLAVOR = (
     '{"vcpus":0,"ram":0,"disk":0,"ephemeral":0,"swap":0,"original_name":"unreadable","extra_specs":{}}'
 )
@@ -145,8 +158,9 @@ def addresses_of(tx: Tx, server_ids: list[str]) -> dict[str, tuple[Address, ...]
     """The addresses of many servers."""
     found: dict[str, list[Address]] = {}
     for start in range(0, len(server_ids), CHUNK):
-        for row in tx.execute(_PORTS, {"ids": server_ids[start : start + CHUNK]}):
-            found.setdefault(row.server_id, []).append(Address(row.name, row.address, row.mac))
+        rows: Iterable[Any] = tx.execute(_PORTS, {"ids": server_ids[start : start + CHUNK]}).all()
+        for server_id, *port in rows:
+            found.setdefault(server_id, []).append(Address(*port))
     return {key: tuple(values) for key, values in found.items()}
 
 
@@ -169,9 +183,11 @@ def item_from(row: Any, addresses: tuple[Address, ...]) -> ServerItem:
     """One item from a row of :data:`COLUMNS`."""
     facts = loaded_from(row).server
     try:
-        spec, tags = _spec.decode(row.spec), _tags.decode(row.tags)
-        _flavor.decode(row.flavor)  # both go into answers as they are: one that is no JSON would spoil all
-        _meta.decode(row.meta)
+        spec = _spec.decode(row.spec)
+        tags = () if row.tags == "[]" else _tags.decode(row.tags)
+        _check_flavor(row.flavor)  # both go into answers as they are: one that is no JSON would spoil all
+        if row.meta != "{}":
+            _meta.decode(row.meta)
         flavor, meta = row.flavor, row.meta
     except msgspec.DecodeError:
         spec, tags, flavor, meta, bad = _salvage(row)

@@ -110,7 +110,7 @@ def search_servers(tx: Tx, wanted: ServerFilter) -> Found:
     check = _derived(wanted, tx.now)
     if check is None:
         query = query.limit(wanted.limit + 1)
-    rows = [_Row._make(row) for row in tx.execute(query)]
+    rows = [_Row._make(row) for row in tx.execute(query).all()]
     addresses = addresses_of(tx, [row.id for row in rows])
     items = [item_from(row, addresses.get(row.id, ())) for row in rows]
     if check is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
+
+import msgspec
 
 from unstuck.api.compute.common import as_bool, as_int, as_wall, page_limit
 from unstuck.api.compute.views import brief_view, detail_view
@@ -57,11 +60,16 @@ async def list_brief(call: Call) -> Reply:
 async def list_detail(call: Call) -> Reply:
     """``GET /servers/detail``."""
     found = await _find(call)
-    views = await asyncio.to_thread(lambda: [detail_view(call, item, found.now) for item in found.items])
+    # Each is written out before the next is built: a thousand views at once cost more in memory that the
+    # system hands out and takes back than in their making.
+    encode = msgspec.json.Encoder().encode
+    views = await asyncio.to_thread(
+        lambda: [msgspec.Raw(encode(detail_view(call, item, found.now))) for item in found.items]
+    )
     return _reply(call, found, views)
 
 
-def _reply(call: Call, found: Found, views: list[dict[str, Any]]) -> Reply:
+def _reply(call: Call, found: Found, views: Sequence[dict[str, Any] | msgspec.Raw]) -> Reply:
     body: dict[str, Any] = {"servers": views}
     if found.more:
         target = next_url(call.url(call.path()), call.query_params.multi_items(), found.items[-1].id)

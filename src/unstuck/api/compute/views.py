@@ -60,9 +60,9 @@ def detail_view(call: Call, item: ServerItem, now: Now) -> dict[str, Any]:
     """One entry of ``GET /servers/detail``."""
     state = status(item.facts, now)
     shown = _short(call, item, state)
-    shown |= _extended(item, state)
+    _extend(shown, item, state)
     if call.is_admin:
-        shown |= _attributes(call.version, item)
+        _add_attributes(shown, call.version, item)
     elif call.version >= (2, 90):
         shown["OS-EXT-SRV-ATTR:hostname"] = item.spec.hostname
     if call.version >= (2, 16):
@@ -104,11 +104,11 @@ def _short(call: Call, item: ServerItem, state: Status) -> dict[str, Any]:
         shown["progress"] = 0
     if state.fault is not None and state.status == "ERROR":
         shown["fault"] = _fault(item, state.fault)
-    return shown | _by_version(call.version, item)
+    _add_by_version(shown, call.version, item)
+    return shown
 
 
-def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
+def _add_by_version(shown: dict[str, Any], version: Version, item: ServerItem) -> None:
     if version >= (2, 9):
         shown["locked"] = item.facts.locked is not None
     if version >= (2, 19):
@@ -121,7 +121,6 @@ def _by_version(version: Version, item: ServerItem) -> dict[str, Any]:
         shown["locked_reason"] = item.facts.locked.reason if item.facts.locked else None
     if version >= (2, 96):
         shown["pinned_availability_zone"] = (item.requested_zone or "").partition(":")[0] or None
-    return shown
 
 
 def _flavor(call: Call, item: ServerItem) -> Any:
@@ -136,9 +135,9 @@ def _fault(item: ServerItem, fault: tuple[str, str, float | None]) -> dict[str, 
     return {"code": 500, "created": iso_seconds(since or item.updated_wall), "message": message}
 
 
-def _extended(item: ServerItem, state: Status) -> dict[str, Any]:
+def _extend(shown: dict[str, Any], item: ServerItem, state: Status) -> None:
     launched, removed = item.facts.launched_wall, item.removed_wall
-    return {
+    shown |= {
         "key_name": item.key_name,
         "config_drive": "True" if item.config_drive else "",
         "security_groups": [{"name": "default"}] if item.addresses else [],
@@ -152,8 +151,8 @@ def _extended(item: ServerItem, state: Status) -> dict[str, Any]:
     }
 
 
-def _attributes(version: Version, item: ServerItem) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _add_attributes(shown: dict[str, Any], version: Version, item: ServerItem) -> None:
+    shown |= {
         "OS-EXT-SRV-ATTR:host": item.host,
         "OS-EXT-SRV-ATTR:hypervisor_hostname": item.host,
         "OS-EXT-SRV-ATTR:instance_name": f"unstuck-{item.id}",
@@ -168,4 +167,3 @@ def _attributes(version: Version, item: ServerItem) -> dict[str, Any]:
             "OS-EXT-SRV-ATTR:root_device_name": "/dev/vda",
             "OS-EXT-SRV-ATTR:user_data": item.spec.user_data,
         }
-    return shown

@@ -2,6 +2,8 @@
 
 ``Want`` is what the store tells a host about one server; ``View`` is what the host sees of it; an
 ``Observation`` is what the host reports back. All three go over the wire as JSON.
+
+Frozen data has no cycles: what lists make thousands of, the garbage collector does not watch (``gc=False``).
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ class Thing(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Fence(msgspec.Struct, frozen=True, order=True):
+class Fence(msgspec.Struct, frozen=True, order=True, gc=False):
     """One grant of a server to a host: the store's generation, then the server's epoch in it."""
 
     generation: int
     epoch: int
 
 
-class Flavor(msgspec.Struct, frozen=True):
+class Flavor(msgspec.Struct, frozen=True, gc=False):
     """What a guest gets: virtual CPUs, MiB of memory, GiB of root disk (0: as large as the image)."""
 
     vcpus: int
@@ -51,7 +53,7 @@ class ImageRole(StrEnum):
     RAMDISK = "ramdisk"
 
 
-class BootImage(msgspec.Struct, frozen=True):
+class BootImage(msgspec.Struct, frozen=True, gc=False):
     """An image that a guest boots from, fixed by digest: sha512 in hex, size in bytes."""
 
     id: str
@@ -61,7 +63,7 @@ class BootImage(msgspec.Struct, frozen=True):
     disk_format: str
 
 
-class Nic(msgspec.Struct, frozen=True):
+class Nic(msgspec.Struct, frozen=True, gc=False):
     """A port as the guest has it. ``gateway`` is None where the network has none."""
 
     port_id: str
@@ -114,13 +116,13 @@ class Want(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...] = ()
 
 
-class Running(msgspec.Struct, frozen=True, tag=True):
+class Running(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The guest process lives, is ours, and its CPUs run."""
 
     edge: int
 
 
-class Paused(msgspec.Struct, frozen=True, tag=True):
+class Paused(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The guest process lives and is ours; its CPUs stand still.
 
     ``reason``: why, where nobody asked for it (a write that failed, an emulation error).
@@ -130,27 +132,27 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Off(msgspec.Struct, frozen=True, tag=True):
+class Off(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The guest powered itself off; its process still holds, so that this can be seen."""
 
     edge: int
 
 
-class Mute(msgspec.Struct, frozen=True, tag=True):
+class Mute(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The guest process certainly lives and is ours, but does not answer."""
 
     edge: int
     reason: str = ""
 
 
-class Gone(msgspec.Struct, frozen=True, tag="Absent"):
+class Gone(msgspec.Struct, frozen=True, tag="Absent", gc=False):
     """No guest process, for certain. ``starts``: how often this edge was started lately, without luck."""
 
     starts: int = 0
     last_error: str = ""
 
 
-class Unclear(msgspec.Struct, frozen=True, tag="Unknown"):
+class Unclear(msgspec.Struct, frozen=True, tag="Unknown", gc=False):
     """Nothing can be said of the guest. Never leads to an act, nor to a worse status (law 4)."""
 
     reason: str
@@ -222,7 +224,7 @@ class Step(StrEnum):
     REMOVED = "removed"
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class Trouble(msgspec.Struct, frozen=True, gc=False):
     """Why a host does not get on: a code, a sentence, a remedy; ``final`` when waiting cannot help."""
 
     code: str
@@ -231,7 +233,7 @@ class Trouble(msgspec.Struct, frozen=True):
     final: bool = False
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """What a host reports of a server. ``intent`` is the intent it acted on."""
 
     intent: int
@@ -242,7 +244,7 @@ class Observation(msgspec.Struct, frozen=True):
     memory: Thing = Thing.ABSENT
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """A server's assignment to a host, with the nonce that names what is made there."""
 
     host_id: str
@@ -250,7 +252,7 @@ class Place(msgspec.Struct, frozen=True):
     nonce: str
 
 
-class HostSeen(msgspec.Struct, frozen=True):
+class HostSeen(msgspec.Struct, frozen=True, gc=False):
     """What the store knows of a host: ``seen`` is the lease time of its last word."""
 
     id: str
@@ -279,7 +281,7 @@ class OperationKind(StrEnum):
     DELETE = "delete"
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, gc=False):
     """An accepted request that is still open. ``deadline`` is lease time."""
 
     id: str
@@ -290,14 +292,14 @@ class Operation(msgspec.Struct, frozen=True):
     deadline: float
 
 
-class Lock(msgspec.Struct, frozen=True):
+class Lock(msgspec.Struct, frozen=True, gc=False):
     """Its user, or an administrator, protects a server from all actions of members."""
 
     by_admin: bool
     reason: str | None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """Why a server is in ERROR, since when (wall time), and what helps."""
 
     code: str
@@ -306,7 +308,7 @@ class Failure(msgspec.Struct, frozen=True):
     since: float
 
 
-class Server(msgspec.Struct, frozen=True):
+class Server(msgspec.Struct, frozen=True, gc=False):
     """All that the store knows of a server: intent, assignment, observation. Times are lease time
     unless their name ends in ``wall``."""
 

@@ -39,7 +39,7 @@ class PowerState(IntEnum):
     CRASHED = 6
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, gc=False):
     """What the compute API shows. ``fault`` is (reason, remedy, since wall time or None)."""
 
     status: str
