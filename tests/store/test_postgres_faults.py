@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -188,6 +189,35 @@ def test_a_restart_between_two_transactions_is_not_even_noticed(
     postgres_server.start()
     assert cloud.status("a").status == "ACTIVE"
     cloud.active("b")
+
+
+def test_after_a_restart_no_old_connection_of_the_pool_fails_anybody(
+    postgres_store: Store, postgres_server: Postgres
+) -> None:
+    """Nobody tries a connection before its use: the first one that is lost speaks for all older ones."""
+    cloud = Cloud(postgres_store)
+    cloud.host()
+    all_at_once = threading.Barrier(6)
+
+    def hold(tx: Tx) -> None:
+        count(tx)
+        all_at_once.wait(20)
+
+    def six(call: Callable[[], object]) -> None:
+        with ThreadPoolExecutor(6) as threads:
+            for done in [threads.submit(call) for _ in range(6)]:
+                done.result(30)
+
+    six(lambda: postgres_store.transact(hold))
+    postgres_server.stop(signal.SIGQUIT)
+    postgres_server.start()
+    names = iter("abcdef")
+    six(lambda: cloud.create(next(names)))
+    six(lambda: postgres_store.transact(hold))
+    postgres_server.stop(signal.SIGQUIT)
+    postgres_server.start()
+    six(lambda: postgres_store.read(count))
+    assert postgres_store.read(count) == 6
 
 
 def test_while_it_is_away_every_call_says_so_at_once_and_afterwards_all_go_on(

@@ -33,6 +33,9 @@ __all__ = ["Store", "StoreUnavailable", "Tx"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Who = tuple[str, str]
+"""A transaction's number, and the timeline in which it has it."""
+
 RETRIES: Final = 8
 DEADLINE: Final = 30.0
 """Seconds after which a caller of :meth:`Store.run` no longer waits for a database that says nothing."""
@@ -49,7 +52,9 @@ _LIBPQ: Final = {
     # waited for it for ever. It is told when it thaws, and its transaction is done again.
     "options": "-c idle_in_transaction_session_timeout=10s",
 }  # fmt: skip
-_WHO = "SELECT pg_current_xact_id_if_assigned()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+# One round trip, which also tries the connection. The number is needed where the commit's outcome has to be
+# looked up, and could not be asked for then any more. A standby that was not promoted refuses it (25006).
+_BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _END_IT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::xid8::xid"
 _OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 
@@ -93,9 +98,14 @@ class Store:
                 connect_args={"isolation_level": None, "timeout": 30, "check_same_thread": False},
             )  # fmt: skip
         else:
-            self.engine = sa.create_engine(
-                url, pool_size=8, max_overflow=8, pool_pre_ping=True, connect_args=_LIBPQ
-            )
+            self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, connect_args=_LIBPQ)
+        # PostgreSQL: we say ourselves when a transaction begins, and what only reads needs none: at READ
+        # COMMITTED each statement sees what is committed when it begins, in a transaction or out of it.
+        self._direct = (
+            self.engine if self.sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        )
+        self._lost_at = 0.0
+        """Monotonic time of the last loss: connections that are older are not trusted any more."""
         driver = self.engine.dialect.loaded_dbapi
         self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError,
@@ -123,6 +133,7 @@ class Store:
         if self.sqlite:
             record.info["session"] = self.session
             return
+        record.info["since"] = time.monotonic()
         record.info["session"], record.info["origin"] = _introduction(dbapi)
 
     def tx(self, conn: sa.Connection) -> Tx:
@@ -161,10 +172,10 @@ class Store:
         """
         for attempt in range(RETRIES):
             try:
-                with self._begun() as conn:
+                with self._begun() as (conn, who):
                     answer = tx(self.tx(conn), *args, **kwargs)
                     self.barrier(f"commit.{tx.__name__}")
-                    done = self._commit(conn)
+                    done = self._commit(conn, who)
                 if done:
                     self.barrier(f"commit.{tx.__name__}+")
                     return answer
@@ -177,30 +188,60 @@ class Store:
                 raise told from error
         raise StoreUnavailable("the database lost the connection at every try")
 
+    def _connect(self) -> sa.Connection:
+        """A connection that is not older than the last loss of one: where one was lost, most are."""
+        while True:
+            conn = self._direct.connect()
+            if self.sqlite or conn.info["since"] >= self._lost_at:
+                return conn
+            conn.invalidate()
+            conn.close()
+
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[sa.Connection]:
-        """A connection in a transaction, which is rolled back unless it was committed."""
-        with self.engine.connect() as conn:
-            conn.begin()
+    def _begun(self) -> Iterator[tuple[sa.Connection, Who | None]]:
+        """A connection in a transaction, which is rolled back unless it was committed, and its number."""
+        conn, who = self._begin_one()
+        with conn:
             try:
-                yield conn
+                yield conn, who
             finally:
                 if conn.in_transaction():
                     with contextlib.suppress(*self.errors):  # it is lost already: that is a rollback, too
                         conn.rollback()
 
-    def _commit(self, conn: sa.Connection) -> bool:
-        """False: it was certainly not committed, because the connection was lost; try again."""
+    def _begin_one(self) -> tuple[sa.Connection, Who | None]:
+        conn = self._connect()
+        try:
+            return conn, self._begin_on(conn)
+        except self.errors as error:
+            conn.close()
+            if not self._lost(error):
+                raise
+        # It was lost while it lay in the pool, and nothing has been done with it.
+        conn = self._connect()
+        try:
+            return conn, self._begin_on(conn)
+        except self.errors:
+            conn.close()
+            raise
+
+    def _begin_on(self, conn: sa.Connection) -> Who | None:
+        conn.begin()
         if self.sqlite:
-            conn.commit()
-            return True
-        xid, line = conn.exec_driver_sql(_WHO).one()
+            return None
+        cursor = conn.connection.dbapi_connection.execute(_BEGIN, prepare=False)  # type: ignore[union-attr]
+        cursor.nextset()
+        xid, line = cursor.fetchone()
+        return xid, line
+
+    def _commit(self, conn: sa.Connection, who: Who | None) -> bool:
+        """False: it was certainly not committed, because the connection was lost; try again."""
         try:
             conn.commit()
         except self.outages as error:
-            if xid is None or not self._lost(error):
+            if who is None or not self._lost(error):
                 raise
-            return self._outcome(xid, line)
+            return self._outcome(*who)
         return True
 
     def _outcome(self, xid: str, line: str) -> bool:
@@ -211,7 +252,7 @@ class Store:
         end = time.monotonic() + OUTCOME_PATIENCE
         while time.monotonic() < end:
             # Away still, or the old session has not noticed yet: asked again until the patience is over.
-            with contextlib.suppress(*self.errors), self.engine.connect() as conn:
+            with contextlib.suppress(*self.errors), self._connect() as conn:
                 state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
                 if now != line or state is None:
                     break
@@ -229,18 +270,18 @@ class Store:
 
     def _lost(self, error: Exception) -> bool:
         """The connection broke, as opposed to a refusal by a database that is well."""
-        if isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated:
-            return True
         state = _sqlstate(error)
-        if state is None:
-            return isinstance(error, self.outages)
-        return state.startswith(("08", "57P"))
+        lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+        lost = lost or (isinstance(error, self.outages) if state is None else state.startswith(("08", "57P")))
+        if lost:
+            self._lost_at = time.monotonic()
+        return lost
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``tx`` as one read-only transaction in this thread."""
         for attempt in range(2):
             try:
-                with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
+                with self._connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                     return tx(self.tx(conn), *args, **kwargs)
             except self.errors as error:
                 if self._again(error, attempt):

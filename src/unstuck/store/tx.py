@@ -44,6 +44,11 @@ class Tx:
         """A cursor of the driver, in this very transaction (for :class:`Prepared`)."""
         return self.conn.connection.cursor()
 
+    @property
+    def asks_wall(self) -> bool:
+        """Whether the time is the database's own."""
+        return self._wall is None
+
     def wall(self) -> float:
         """Seconds since the epoch by the store's clock, not the transaction's start."""
         if self._wall is not None:
@@ -56,3 +61,8 @@ class Tx:
         if self._now is None:
             self._now = self._read_now(self)
         return self._now
+
+    def came_with(self, now: Now) -> None:
+        """What was read brought the time along, which is read once."""
+        if self._now is None:
+            self._now = now
