@@ -13,7 +13,8 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -26,7 +27,7 @@ from sqlalchemy.pool import StaticPool
 
 from unstuck.store.clock import read_now
 from unstuck.store.group import Group, Write
-from unstuck.store.tx import Tx
+from unstuck.store.tx import Tx, queues_for
 
 __all__ = ["Store", "StoreUnavailable", "Tx"]
 
@@ -36,6 +37,8 @@ T = TypeVar("T")
 Who = tuple[str, str]
 """A transaction's number, and the timeline in which it has it."""
 
+AHEAD: Final = 2
+"""Transactions that may be at work for one parent row: one that holds it, and one that comes as far as it."""
 RETRIES: Final = 8
 DEADLINE: Final = 30.0
 """Seconds after which a caller of :meth:`Store.run` no longer waits for a database that says nothing."""
@@ -125,6 +128,8 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+        self._queues: weakref.WeakValueDictionary[tuple[int, str], asyncio.Semaphore]
+        self._queues = weakref.WeakValueDictionary()
         self._group = Group(self) if self.sqlite and not self.memory else None
 
     def _introduce(self, dbapi: Any, record: Any) -> None:
@@ -296,7 +301,27 @@ class Store:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""
         if self._group is not None:
             return await _wait_for(self._group.submit(Write(tx, args, kwargs)))
-        return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+        row = queues_for(tx, args, kwargs)
+        if row is None:
+            return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+        async with self._turn(row):
+            return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, row: str) -> AsyncIterator[None]:
+        """The queue of this process for a parent row. It goes when nobody stands in it."""
+        key = id(asyncio.get_running_loop()), row
+        queue = self._queues.get(key) or asyncio.Semaphore(AHEAD)
+        self._queues[key] = queue
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await queue.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(f"the database has not answered for {DEADLINE:g} s") from None
+        try:
+            yield
+        finally:
+            queue.release()
 
     async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`read` on a worker thread."""

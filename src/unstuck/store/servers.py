@@ -25,6 +25,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
+from unstuck.store.tx import in_turn
 
 OPERATION_DEADLINE = {
     OperationKind.CREATE: 600.0,
@@ -476,6 +477,11 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     return ServerFacts(loaded.server, fitting, tx.now)
 
 
+def _host(_server_id: str, host_id: str, _nonce: str) -> str:
+    return f"host {host_id}"
+
+
+@in_turn(_host)
 def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     """Grant the server to the host, if there is room; false when there is none, or somebody was faster."""
     lock_host(tx, host_id)

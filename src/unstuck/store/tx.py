@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from unstuck.core.time import Now
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_turn(row: Callable[..., str]) -> Callable[[F], F]:
+    """Says of a store function which parent row its transactions queue for, from its own arguments.
+
+    They wait for their turn in the process, not each in a thread with a connection: fifty creates of one
+    project held all threads, and what hosts claimed and reported waited behind them. The row's lock stays
+    what decides; this only keeps those that cannot get it yet from being in the way.
+    """
+
+    def mark(tx: F) -> F:
+        tx.__dict__["queues_for"] = row
+        return tx
+
+    return mark
+
+
+def queues_for(tx: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The row that these transactions queue for; None where there is none."""
+    row: Callable[..., str] | None = getattr(tx, "queues_for", None)
+    return None if row is None else row(*args, **kwargs)
 
 
 class Tx:
