@@ -107,8 +107,6 @@ class Store:
         self._direct = (
             self.engine if self.sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         )
-        self._lost_at = 0.0
-        """Monotonic time of the last loss: connections that are older are not trusted any more."""
         driver = self.engine.dialect.loaded_dbapi
         self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError,
@@ -138,7 +136,6 @@ class Store:
         if self.sqlite:
             record.info["session"] = self.session
             return
-        record.info["since"] = time.monotonic()
         record.info["session"], record.info["origin"] = _introduction(dbapi)
 
     def tx(self, conn: sa.Connection) -> Tx:
@@ -193,15 +190,6 @@ class Store:
                 raise told from error
         raise StoreUnavailable("the database lost the connection at every try")
 
-    def _connect(self) -> sa.Connection:
-        """A connection that is not older than the last loss of one: where one was lost, most are."""
-        while True:
-            conn = self._direct.connect()
-            if self.sqlite or conn.info["since"] >= self._lost_at:
-                return conn
-            conn.invalidate()
-            conn.close()
-
     @contextlib.contextmanager
     def _begun(self) -> Iterator[tuple[sa.Connection, Who | None]]:
         """A connection in a transaction, which is rolled back unless it was committed, and its number."""
@@ -215,15 +203,16 @@ class Store:
                         conn.rollback()
 
     def _begin_one(self) -> tuple[sa.Connection, Who | None]:
-        conn = self._connect()
+        conn = self._direct.connect()
         try:
             return conn, self._begin_on(conn)
         except self.errors as error:
             conn.close()
             if not self._lost(error):
                 raise
-        # It was lost while it lay in the pool, and nothing has been done with it.
-        conn = self._connect()
+        # It was lost while it lay in the pool, and nothing has been done with it. Its failing rollback has
+        # told SQLAlchemy, which trusts no connection any more that is as old.
+        conn = self._direct.connect()
         try:
             return conn, self._begin_on(conn)
         except self.errors:
@@ -257,7 +246,7 @@ class Store:
         end = time.monotonic() + OUTCOME_PATIENCE
         while time.monotonic() < end:
             # Away still, or the old session has not noticed yet: asked again until the patience is over.
-            with contextlib.suppress(*self.errors), self._connect() as conn:
+            with contextlib.suppress(*self.errors), self._direct.connect() as conn:
                 state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
                 if now != line or state is None:
                     break
@@ -275,18 +264,18 @@ class Store:
 
     def _lost(self, error: Exception) -> bool:
         """The connection broke, as opposed to a refusal by a database that is well."""
+        if isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated:
+            return True
         state = _sqlstate(error)
-        lost = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-        lost = lost or (isinstance(error, self.outages) if state is None else state.startswith(("08", "57P")))
-        if lost:
-            self._lost_at = time.monotonic()
-        return lost
+        if state is None:
+            return isinstance(error, self.outages)
+        return state.startswith(("08", "57P"))
 
     def read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``tx`` as one read-only transaction in this thread."""
         for attempt in range(2):
             try:
-                with self._connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
+                with self._direct.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                     return tx(self.tx(conn), *args, **kwargs)
             except self.errors as error:
                 if self._again(error, attempt):
