@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from unstuck.core.agents import Answer, Claim, Heartbeat, HostFacts, Register, Report
+from unstuck.core.agents import Answer, Claim, Heartbeat, Holdings, HostFacts, Register, Report
 from unstuck.core.server.control import FailIt, FinishDelete, PlaceIt, plan_control
 from unstuck.core.server.data import Gone, Observation, Paused, Power, Running, Step, Thing, Want
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store
+from unstuck.store.holdings import tell
 
 LOG = "line 1\nline 2\nline 3\n"
 
@@ -25,6 +26,7 @@ class FakeHost:
         self.ram_mb = ram_mb
         self.incarnation = 0
         self.register()
+        store.transact(tell, self.id, Holdings(self.incarnation, self.next(), ()))
 
     def register(self, **more: Any) -> None:
         """A new agent, which may find another machine than the last one did."""

@@ -17,7 +17,7 @@ from unstuck.api.context import Settings
 from unstuck.api.dispatch import Dispatcher
 from unstuck.api.notify import Notifier
 from unstuck.control.loop import Controller
-from unstuck.core.agents import HostFacts
+from unstuck.core.agents import Holdings, HostFacts
 from unstuck.core.server.data import Flavor, Spec
 from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
@@ -29,6 +29,7 @@ from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.port import EXIT_REJECTED, EXIT_SUPERSEDED, AsyncPort
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store, Tx
+from unstuck.store.holdings import tell
 from unstuck.store.rows import load_server
 
 HOST = "11111111-2222-4333-8444-555555555555"
@@ -70,6 +71,7 @@ class Site:
         store.transact(
             agents.add_host, host_id=HOST, hostname="h", secret_hash=secret_hash, machine_id="machine"
         )
+        store.transact(tell, HOST, Holdings(0, 0, ()))  # it holds nothing, so it may be given something
 
     def client(self, secret: str = SECRET, host: str = HOST, **more: Any) -> HttpControl:
         transport = httpx2.ASGITransport(self.app)

@@ -18,10 +18,11 @@ import pytest
 import sqlalchemy as sa
 from agents_site import HOST, Site, facts
 
-from unstuck.core.agents import Answer, Claim, Heartbeat, Register, Report
+from unstuck.core.agents import Answer, Claim, Heartbeat, Holdings, Register, Report
 from unstuck.core.server.data import Fence, Gone, Observation, Running, Step, Thing, Trouble
 from unstuck.store import agents, asks, servers
 from unstuck.store.engine import Store, Tx
+from unstuck.store.holdings import tell
 from unstuck.store.overview import inventory, overview
 from unstuck.store.readable import find_unreadable
 from unstuck.store.rows import load_server
@@ -233,6 +234,7 @@ def test_a_host_cannot_speak_of_servers_of_another(site: Site) -> None:
     site.store.transact(
         agents.add_host, host_id=other, hostname="o", secret_hash="0" * 64, machine_id="other"
     )
+    site.store.transact(tell, other, Holdings(0, 0, ()))
 
     async def main() -> None:
         async with site.raw() as client:

@@ -13,10 +13,11 @@ from driver_wants import SERVER, boot_image, make_spec, make_want
 from unstuck.core.server.data import BootImage, FetchFailed, Fetching, ImageRole, Ready, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.disk import make_disk
-from unstuck.host.drivers.folder import ServerFolder, write_atomic
+from unstuck.host.drivers.folder import ServerFolder
 from unstuck.host.eviction import Unsure, needed, room_for_guests
 from unstuck.host.images import ImageCache, no_barrier
 from unstuck.host.space import Space
+from unstuck.runtime.files import write_whole
 
 MIB = 1 << 20
 Make = Callable[[int], Path]
@@ -201,7 +202,7 @@ def test_nothing_is_evicted_that_may_be_needed(small_disk: Make, why: str) -> No
                 grant = folder.read_grant()
                 assert grant is not None
                 old = msgspec.structs.replace(grant, images=None)
-                write_atomic(folder.path / "grant.json", msgspec.json.encode(old))
+                write_whole(folder.path / "grant.json", msgspec.json.encode(old))
         new = source.image("new", 8 * MIB)
         with cache.pinned(pins):
             await cache.fetch((new,), 5.0)

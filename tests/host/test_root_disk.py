@@ -163,7 +163,7 @@ def test_an_image_that_qemu_cannot_open_is_told_for_good(tmp_path: Path, change:
         assert isinstance(held, Hold)
         assert held.trouble is not None
         assert (held.trouble.code, held.trouble.final) == ("image-unusable", True)
-        assert held.trouble.remedy == "delete the server and use another image"
+        assert held.trouble.remedy == "rebuild the server from another image, or delete it"
 
     asyncio.run(scene())
 

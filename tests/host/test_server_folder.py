@@ -13,9 +13,11 @@ from unstuck.host.drivers.folder import (
     ServerFolder,
     check_identity,
     server_ids,
-    write_atomic,
+    sweep_records,
     write_identity,
 )
+from unstuck.runtime.files import write_whole
+from unstuck.runtime.marks import MarkFile
 
 
 @pytest.fixture
@@ -48,11 +50,25 @@ def test_the_format_of_version_1_stays_readable(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_as_a_whole_and_belongs_to_us_alone(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    write_atomic(target, b"one")
-    write_atomic(target, b"two")
+    write_whole(target, b"one")
+    write_whole(target, b"two")
     assert target.read_bytes() == b"two"
     assert target.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_killed_writers_left_goes_with_the_next_start(folder: ServerFolder) -> None:
+    """A server that rests is not touched for long: its half written grant would have stayed."""
+    host_dir = folder.path.parents[1]
+    mark = host_dir / "mark.json"
+    left = [folder.path / ".grant.json.part-0123abcd", host_dir / ".mark.json.part-0123abcd"]
+    kept = [folder.path / "grant.json", folder.path / "disk-n.qcow2.part-0123abcd", mark]
+    for path in left + kept:
+        path.write_bytes(b"{")
+    sweep_records(host_dir)
+    MarkFile(mark)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
 
 
 @pytest.mark.parametrize("bad", ["../../etc", "", "x" * 36, SERVER.upper() + "/", SERVER + "\n"])

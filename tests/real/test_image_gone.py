@@ -39,7 +39,7 @@ def test_an_image_that_is_deleted_and_cut_off_in_its_fetch_ends_in_error_with_th
     )
     message = shown(cloud, server)["fault"]["message"]
     assert "No image found" in message
-    assert "use another image" in message
+    assert "rebuild the server from another image" in message
     assert not list(cloud.state.host.glob("images/*.part*"))
     cloud.delete(server)
     cloud.agree_gone(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +41,27 @@ def in_any_order(scenario: str) -> Iterator[Case]:
         commits = simulate(scenario, seed=seed, hosts=2).commits
         for copy in range(1, commits, 3):
             yield Case(scenario, 2, Setback(copy, commits, silent=40.0), seed)
+
+
+def with_the_record(scenario: str) -> Iterator[Case]:
+    """Copy and record are put back at every commit, and no user waits for hosts; by seed, too."""
+    for silent in (0.0, 40.0):
+        for hosts in (1, 2):
+            commits = simulate(scenario, hosts=hosts).commits
+            for copy in range(commits):
+                for hasty in (False, True):
+                    plan = Setback(copy, commits, record=False, silent=silent, hasty=hasty)
+                    yield Case(scenario, hosts, plan)
+    for seed in range(6):
+        commits = simulate(scenario, seed=seed, hosts=2).commits
+        for copy in range(1, commits, 3):
+            yield Case(scenario, 2, Setback(copy, commits, record=False, hasty=copy % 2 == 0), seed)
+
+
+@pytest.mark.parametrize("scenario", ["create", "one_after_another", "delete_while_building"])
+def test_where_only_hosts_can_tell_nothing_is_given_twice_either(scenario: str) -> None:
+    for case in itertools.islice(with_the_record(scenario), 0, None, 2):
+        assert case.run().violations == (), str(case)
 
 
 @pytest.mark.parametrize("scenario", SETBACK_SCENARIOS)
@@ -89,11 +111,34 @@ def the_generation_is_not_compared(patch: Monkey) -> None:
 
 
 def addresses_in_use_are_not_held_back(patch: Monkey) -> None:
+    """As on a database that was put back while it ran: the session is no other one, only the record tells."""
+    nobody_waits_for_what_hosts_say(patch)
     patch.setattr(networks, "may_allot", lambda _tx: None)
 
 
 def what_a_silent_host_may_hold_is_placed_again(patch: Monkey) -> None:
     patch.setattr(servers, "may_place", lambda _tx, _created: True)
+
+
+def nobody_waits_for_what_hosts_say(patch: Monkey) -> None:
+    patch.setattr(generation, "awaited", lambda _tx: None)
+    patch.setattr(servers, "has_told", lambda _tx, _host: True)
+
+
+def a_newcomer_keeps_an_address_in_use(patch: Monkey) -> None:
+    patch.setattr(adoption, "give_way", lambda *_: False)
+
+
+def what_nobody_was_seen_to_have_is_gone_at_once_when_deleted(patch: Monkey) -> None:
+    place = servers.place
+
+    def placed(tx: Any, *args: str) -> bool:
+        with patch.context() as inner:
+            inner.setattr(servers, "may_place", generation.may_place)
+            return place(tx, *args)
+
+    patch.setattr(servers, "may_place", lambda _tx, _created: True)
+    patch.setattr(servers, "place", placed)
 
 
 def a_lost_start_is_not_adopted(patch: Monkey) -> None:
@@ -119,8 +164,12 @@ def what_the_store_had_lost_is_not_adopted(patch: Monkey) -> None:
 
 PLANTED: list[tuple[Callable[[Monkey], None], Callable[[str], Iterator[Case]], str]] = [
     (the_generation_is_not_compared, fair, "stop_and_start"),
-    (addresses_in_use_are_not_held_back, fair, "one_after_another"),
+    (addresses_in_use_are_not_held_back, in_any_order, "create"),
     (what_a_silent_host_may_hold_is_placed_again, in_any_order, "create"),
+    (nobody_waits_for_what_hosts_say, with_the_record, "create"),
+    (nobody_waits_for_what_hosts_say, with_the_record, "one_after_another"),
+    (a_newcomer_keeps_an_address_in_use, with_the_record, "one_after_another"),
+    (what_nobody_was_seen_to_have_is_gone_at_once_when_deleted, with_the_record, "create"),
     (a_lost_start_is_not_adopted, fair, "stop_and_start"),
     (the_addresses_of_adopted_servers_are_free, fair, "one_after_another"),
     (what_the_store_had_lost_is_deleted_when_accepted, fair, "one_after_another"),
@@ -129,7 +178,9 @@ PLANTED: list[tuple[Callable[[Monkey], None], Callable[[str], Iterator[Case]], s
 
 
 @pytest.mark.parametrize(
-    ("plant", "cases", "scenario"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED]
+    ("plant", "cases", "scenario"),
+    PLANTED,
+    ids=[f"{plant.__name__}-{scenario}" for plant, _, scenario in PLANTED],
 )
 def test_a_planted_fault_is_caught(
     plant: Callable[[Monkey], None],

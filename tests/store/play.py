@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-from unstuck.core.agents import Claim, Heartbeat, HostFacts, Register, Registered, Report
+from unstuck.core.agents import (
+    Claim,
+    Heartbeat,
+    Holding,
+    Holdings,
+    HostFacts,
+    Register,
+    Registered,
+    Report,
+    Told,
+)
 from unstuck.core.server.data import (
     Fence,
     Flavor,
@@ -22,6 +32,7 @@ from unstuck.core.server.data import (
 from unstuck.core.server.status import Status, status
 from unstuck.store import agents, networks, servers
 from unstuck.store.engine import Store, Tx
+from unstuck.store.holdings import tell
 from unstuck.store.rows import load_server
 
 _numbers = itertools.count(1)
@@ -69,11 +80,14 @@ class Cloud:
         self.agents: dict[str, Registered] = {}
         self.sequence = itertools.count(1)
 
-    def host(self, host_id: str = "h", ram_mb: int = 1024) -> None:
+    def host(self, host_id: str = "h", ram_mb: int = 1024, *, told: bool = True) -> None:
+        """A host whose agent has registered and said that it holds nothing (or not yet: ``told``)."""
         self.store.transact(
             agents.add_host, host_id=host_id, hostname=host_id, secret_hash=host_id, machine_id=host_id
         )
         self.register(host_id, ram_mb=ram_mb)
+        if told:
+            self.tell(host_id)
 
     def register(self, host_id: str = "h", start: str | None = None, ram_mb: int = 1024) -> Registered:
         start = start or f"start-{next(_numbers)}"
@@ -81,6 +95,10 @@ class Cloud:
         got = self.store.transact(agents.register, host_id, Register(start, facts(ram_mb), asked.incarnation))
         self.agents[host_id] = got
         return got
+
+    def tell(self, host_id: str = "h", *held: Holding) -> Told:
+        given = Holdings(self.agents[host_id].incarnation, next(self.sequence), held)
+        return self.store.transact(tell, host_id, given)
 
     def beat(self, host_id: str = "h") -> None:
         beat = Heartbeat(self.agents[host_id].incarnation, next(self.sequence))

@@ -8,11 +8,16 @@ import msgspec
 
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
-from unstuck.core.server.explain import buried, explain
+from unstuck.core.server.data import Server
+from unstuck.core.server.explain import Explanation, buried, explain, readdressed
+from unstuck.core.server.explain import held_back as unheard
 from unstuck.core.time import Now
+from unstuck.store.engine import Tx
+from unstuck.store.generation import held_back
 from unstuck.store.host_lists import HostRow
 from unstuck.store.overview import inventory, overview, tombstone
 from unstuck.store.readable import find_unreadable
+from unstuck.store.readdress import readdressed as notes
 from unstuck.store.server_lists import show_server
 
 BASE = "/unstuck/v1"
@@ -24,10 +29,21 @@ async def explain_one(call: Call) -> Reply:
         raise not_found(f"There is no kind {call.params['kind'][:60]!r}; there is: server.")
     scope = None if call.is_admin else call.project_id
     shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
-    said = explain(shown.item.facts, shown.now)
-    tomb = await call.store.run_read(tombstone, shown.item.id) if shown.item.facts.removed else None
-    told = msgspec.to_builtins(said if tomb is None else buried(said, tomb))
+    said = await call.store.run_read(_beside, shown.item.facts, explain(shown.item.facts, shown.now))
+    told = msgspec.to_builtins(said)
     return Reply({"kind": "server", "id": shown.item.id, "name": shown.item.name, **told})
+
+
+def _beside(tx: Tx, server: Server, said: Explanation) -> Explanation:
+    """What the server's own row does not say."""
+    if server.removed:
+        tomb = tombstone(tx, server.id)
+        return said if tomb is None else buried(said, tomb)
+    if server.place is None and server.failure is None:
+        waiting = held_back(tx, server.created)
+        if waiting is not None:
+            said = unheard(said, waiting, tx.now)
+    return readdressed(said, notes(tx, server.id))
 
 
 def _host(host: HostRow, now: Now) -> dict[str, Any]:

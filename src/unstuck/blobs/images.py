@@ -13,6 +13,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from unstuck.runtime.files import sync_folder
+
 CHUNK: Final = 1 << 20
 _PART: Final = ".part"
 _NAME: Final = re.compile(r"([0-9a-f-]{36})\.([0-9a-f]{32})(\.part)?")
@@ -84,7 +86,7 @@ class Writer:
     def keep(self) -> None:
         """Give the file its final name, durably."""
         self.part.rename(self.target)
-        _sync_folder(self.target.parent)
+        sync_folder(self.target.parent)
 
     def close(self) -> None:
         """Let go of the file and leave it to the sweep."""
@@ -97,14 +99,6 @@ class Writer:
         self.close()
         self.part.unlink(missing_ok=True)
         self.target.unlink(missing_ok=True)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_range(path: Path, start: int, length: int) -> Iterator[bytes]:
@@ -181,5 +175,5 @@ def set_aside(state_dir: Path, name: str) -> None:
     aside.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside / name)
-    _sync_folder(aside)
-    _sync_folder(path.parent)
+    sync_folder(aside)
+    sync_folder(path.parent)

@@ -25,6 +25,8 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from unstuck.runtime.files import sync_folder
+
 ANSWER: Final = 60.0
 """Seconds for one answer of a remote store; what takes longer counts as no answer."""
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*\Z")
@@ -109,7 +111,7 @@ class FolderObjects:
                     raise Conflict(f"{key} is there with other bytes") from None
             finally:
                 part.unlink(missing_ok=True)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
 
     def _make_folder(self, folder: Path) -> None:
         """Each new folder's name is synced as well, or a power cut could lose what lies in it."""
@@ -119,7 +121,7 @@ class FolderObjects:
             folder = folder.parent
         for new in reversed(missing):
             new.mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(new.parent)
+            sync_folder(new.parent)
 
     def get(self, key: str) -> bytes | None:
         path = self._path(key)
@@ -314,14 +316,6 @@ def _write(path: Path, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -9,7 +9,6 @@ import structlog
 
 from unstuck.core.port import Port
 from unstuck.core.server.control import (
-    PLACE_RETRY,
     FailIt,
     FinishDelete,
     LookAgain,
@@ -171,4 +170,4 @@ class Controller:
             if await self._tx(servers.place, server_id, host_id, self._port.nonce()):
                 self._notify(f"host:{host_id}")
                 return
-        await self._tx(servers.postpone, server_id, PLACE_RETRY)
+        await self._tx(servers.wait_for_host, server_id)

@@ -68,6 +68,27 @@ class Recovery(msgspec.Struct, frozen=True):
     why: str
 
 
+PATIENCE = 60.0
+"""Seconds of a session for which everybody waits for a host to say what it holds."""
+SHORT_PATIENCE = 15.0
+"""The same for a host that was away before the session began: three heartbeats, should it be back."""
+
+
+def awaited_until(seen: float, began: float) -> float:
+    """Until when (lease time) a host that was heard at ``seen`` is waited for in a session."""
+    return began + (PATIENCE if seen > began - PATIENCE else SHORT_PATIENCE)
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """Hosts that have to say what they hold before anything is placed.
+
+    ``until``: lease time from which on nobody waits for them any more; None: until an operator says so.
+    """
+
+    hosts: tuple[str, ...]
+    until: float | None
+
+
 class Dispute(StrEnum):
     """What store and host do not agree on, of a server in recovery mode."""
 

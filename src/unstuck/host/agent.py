@@ -24,6 +24,7 @@ from unstuck.core.agents import (
     Register,
     Report,
     Terms,
+    Told,
     World,
 )
 from unstuck.core.generation import Mark
@@ -95,6 +96,8 @@ class Agent:
         """The store's history that this agent has told what is here."""
         self._lost = False
         """The store does not know this incarnation any more, or wants to hear first what is here."""
+        self._unsaid = False
+        """What is here could not be seen when it was to be told."""
         self._registering = False
         self._incarnation = 0
         self._sequence = 0
@@ -193,8 +196,7 @@ class Agent:
             self._registering = True
             await self._register()
             self._registering = False
-        told = await self._call("tell", functools.partial(self._control.tell, await self._holdings()))
-        self._hear(told.terms)
+        told = await self._tell()
         if told.again:
             raise Unreachable("the state folder cannot be read, and the store has to know what is in it")
         if told.terms.history != self._history:
@@ -204,6 +206,13 @@ class Agent:
             self._reported.clear()
             for server_id in self._held:
                 self._port.wake(server_id)
+
+    async def _tell(self) -> Told:
+        given = await self._holdings()
+        told = await self._call("tell", functools.partial(self._control.tell, given))
+        self._unsaid = not given.complete
+        self._hear(told.terms)
+        return told
 
     async def _holdings(self) -> Holdings:
         mark, sequence = self._marks.mark, self._next_sequence()
@@ -227,6 +236,8 @@ class Agent:
         wall = None if self._wall is None else self._wall()
         beat = Heartbeat(self._incarnation, self._next_sequence(), strangers, self._marks.mark, wall)
         self._hear(await self._call("heartbeat", lambda: self._control.heartbeat(beat)))
+        if self._unsaid:
+            await self._tell()  # nothing new is given to a host that has not said what it holds
 
     async def _strangers(self) -> tuple[str, ...]:
         """Ids of what is on this host and not in its world: shown, never touched (law 7)."""

@@ -17,7 +17,7 @@ import msgspec
 
 from unstuck.core.server.data import Nic, Want
 from unstuck.host.driver import DriverError
-from unstuck.host.drivers.folder import write_atomic
+from unstuck.runtime.files import write_whole
 
 LABEL = "config-2"
 _SECTOR = 512
@@ -104,7 +104,7 @@ def files(want: Want) -> dict[str, bytes]:
 
 def build(want: Want, target: Path) -> None:
     """Write the drive under a temporary name and rename it: a guest sees a whole one or the last one."""
-    write_atomic(target, vfat(files(want)), durable=False)
+    write_whole(target, vfat(files(want)), durable=False)
 
 
 def vfat(content: dict[str, bytes]) -> bytes:

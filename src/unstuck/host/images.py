@@ -21,9 +21,10 @@ import structlog
 
 from unstuck.core.server.data import BootImage, FetchFailed, Fetching, Images, Missing, Ready
 from unstuck.host.driver import DriverError, words
-from unstuck.host.drivers.folder import cache_name, fsync_dir
+from unstuck.host.drivers.folder import cache_name
 from unstuck.host.eviction import Unsure, needed
 from unstuck.host.space import Promise, Space
+from unstuck.runtime.files import sync_folder
 
 log = structlog.get_logger(__name__)
 
@@ -308,7 +309,7 @@ def _finish(descriptor: int, part: Path, target: Path) -> None:
     os.fchmod(descriptor, 0o400)
     os.fsync(descriptor)
     part.rename(target)
-    fsync_dir(target.parent)
+    sync_folder(target.parent)
 
 
 def _by_age(folder: Path) -> list[tuple[Path, int]]:

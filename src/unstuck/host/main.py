@@ -23,6 +23,7 @@ from unstuck.host.agent import Agent
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
 from unstuck.host.driver import Driver, DriverError
+from unstuck.host.drivers.folder import sweep_records
 from unstuck.host.eviction import room_for_guests
 from unstuck.host.identity import MachineLock, refuse_a_copy
 from unstuck.host.images import Wanted
@@ -162,6 +163,8 @@ async def run(state: State, url: str, driver_name: str) -> int:
 async def work(state: State, identity: Identity, url: str, driver_name: str) -> int:
     """What :func:`run` does once it is certain that no other process is this host."""
     refuse_a_copy(state.host)
+    with contextlib.suppress(OSError):
+        sweep_records(state.host)
     barriers = Barriers.from_environment(state.run)
     port = AsyncPort(barriers, {Superseded: EXIT_SUPERSEDED, Rejected: EXIT_REJECTED})
     control = HttpControl(url, identity.host_id, identity.secret, on_registered=_tell(state))

@@ -26,6 +26,12 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = T
         sync_folder(path.parent)
 
 
+def sweep_halves(path: Path) -> None:
+    """Remove what writers of this file left when they were killed. Only who alone writes it may ask."""
+    for part in path.parent.glob(f".{path.name}.part-*"):
+        part.unlink(missing_ok=True)
+
+
 def write_once(path: Path, data: bytes) -> bytes:
     """Create a file unless it is there; returns what it holds now, whoever made it."""
     with contextlib.suppress(FileNotFoundError):

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from unstuck.core.generation import Mark, further
-from unstuck.runtime.files import write_whole
+from unstuck.runtime.files import sweep_halves, write_whole
 
 TICKS = 60
 """A mark that differs by fewer ticks only is not written anew: a host at rest writes once a minute."""
@@ -53,6 +53,7 @@ class MarkFile:
         self.mark: Mark | None = None
         self._written: Mark | None = None
         try:
+            sweep_halves(path)
             self.mark = self._written = msgspec.json.decode(self._path.read_bytes(), type=Mark)
         except FileNotFoundError:
             pass

@@ -80,18 +80,21 @@ def setback_cases() -> Iterator[Case]:
 
 
 def _setback_case(scenario: str, hosts: int, plan: Setback) -> Case:
-    flags = f"{'r' if plan.record else '-'}{'i' if plan.impatient else '-'}"
+    flags = "".join(flag if on else "-" for flag, on in _flags(plan))
     name = f"{scenario}:setback:{hosts}:{plan.copy}:{plan.back}:{flags}:{plan.silent:.0f}"
     return Case(name, scenario, None, {}, hosts, plan)
+
+
+def _flags(plan: Setback) -> list[tuple[str, bool]]:
+    return [("r", plan.record), ("i", plan.impatient), ("h", plan.hasty)]
 
 
 def _setback_by_seed(seed: int, rng: random.Random) -> Case:
     copy = rng.randint(0, 30)
     silent = rng.choice((0.0, 0.0, 40.0))
-    # Without the record one of two hosts may be given what the other has, before that one has spoken.
-    record = bool(silent) or rng.random() < 0.5
-    hosts = 2 if silent else rng.randint(1, 2) if record else 1
-    plan = Setback(copy, copy + rng.randint(1, 30), record, rng.random() < 0.5, silent)
+    record = rng.random() < 0.5
+    hosts = 2 if silent else rng.randint(1, 2)
+    plan = Setback(copy, copy + rng.randint(1, 30), record, rng.random() < 0.5, silent, rng.random() < 0.3)
     return Case(str(seed), rng.choice(SETBACK_SCENARIOS), seed, {}, hosts, plan)
 
 
@@ -115,7 +118,7 @@ def parse_case(name: str) -> Case:
     scenario, *rest = name.split(":")
     if len(rest) == 6 and rest[0] == "setback" and scenario in SETBACK_SCENARIOS:
         hosts, copy, back, flags, silent = rest[1:]
-        plan = Setback(int(copy), int(back), "r" in flags, "i" in flags, float(silent))
+        plan = Setback(int(copy), int(back), "r" in flags, "i" in flags, float(silent), "h" in flags)
         return _setback_case(scenario, int(hosts), plan)
     if len(rest) == 3 and rest[1] == "jump" and scenario in JUMP_SCENARIOS:
         return Case(name, scenario, None, {}, jump=Jump(int(rest[0]), float(rest[2])))

@@ -85,6 +85,10 @@ class Truth(Watch):
         if self.wishes is not None:
             if want.server_id in self.had_data and not self._asked(want.server_id, 0.0, "delete"):
                 self.fail(f"the disk of {want.server_id}, which had data, was made again, empty")
+            for other in self._hosts:
+                folder = other.folders.get(want.server_id)
+                if other is not host and folder is not None and folder.disk:
+                    self.fail(f"server on two hosts: {want.server_id} on {host.id}, and it is on {other.id}")
             return
         server = self._server(want.server_id)
         same = server is not None and server.place is not None and server.place.nonce == want.nonce
@@ -137,7 +141,7 @@ class Truth(Watch):
         for other in self._hosts:
             for server_id, addresses in other.taps.items():
                 if server_id != want.server_id and mine.intersection(addresses):
-                    self.fail(f"{want.server_id} has the address of {server_id}")
+                    self.fail(f"address given to two: {want.server_id} has the one of {server_id}")
 
     def _asked(self, server_id: str, since: float, *kinds: str) -> bool:
         """A user asked for something that ends a guest, after ``since``."""

@@ -39,8 +39,9 @@ class Setback(msgspec.Struct, frozen=True):
     """A copy is made after commit ``copy``, and put back after commit ``back``.
 
     ``record``: the control plane's own record of how far the store was survives, and the copy is older
-    than its last tick; else only agents can tell, and users come back only after those have spoken.
+    than its last tick; else only agents can tell. Users do not wait for that.
     ``impatient``: the user deletes everything at once, before an operator has settled what is in dispute.
+    ``hasty``: the user deletes all that is there again as soon as there is a control plane.
     ``silent``: how long one host says nothing afterwards; its guests run on.
     """
 
@@ -49,6 +50,7 @@ class Setback(msgspec.Struct, frozen=True):
     record: bool = True
     impatient: bool = False
     silent: float = 0.0
+    hasty: bool = False
 
 
 class Jump(msgspec.Struct, frozen=True):
@@ -75,12 +77,17 @@ def setbacks(one: int, two: int) -> Iterator[tuple[int, Setback]]:
         yield 1, Setback(copy, one, record=False, impatient=copy % 2 == 0)
     for copy in range(two):
         yield 2, Setback(copy, two, silent=40.0, impatient=copy % 2 == 1)
+        for silent in (0.0, 40.0):
+            hasty = (copy + (silent > 0)) % 2 == 0
+            yield 2, Setback(copy, two, record=False, impatient=copy % 3 == 0, silent=silent, hasty=hasty)
 
 
 async def aftermath(user: SimUser, plan: Setback) -> None:
     """What users and an operator do after the store was set back; in the end nothing is left of anything."""
-    if not plan.record:
-        await user.wait(12.0)  # two heartbeats
+    if plan.hasty:
+        await user.delete_all()
+    if plan.silent and plan.copy % 2:
+        await user.wait(7.0)  # the clock has ticked since, and the other host has spoken
     await user.create("new")
     await user.until("new", "ACTIVE")
     if plan.impatient:

@@ -12,6 +12,7 @@ from unstuck.core.generation import Dispute
 from unstuck.core.server.data import Gone, ImageRole, Nic, Observation, Spec, Step, Thing, Unclear
 from unstuck.store.clock import generation
 from unstuck.store.prepared import Prepared
+from unstuck.store.readdress import give_way
 from unstuck.store.rows import bump_world, judge
 from unstuck.store.schema.compute import flavors, placements, servers
 from unstuck.store.schema.network import networks, ports, subnets
@@ -36,7 +37,7 @@ _LOCK_NETWORK = Prepared(
 )
 _SUBNET = Prepared(sa.select(subnets.c.id).where(subnets.c.network_id == sa.bindparam("network")))
 _TAKEN = Prepared(
-    sa.select(ports.c.id).where(
+    sa.select(ports).where(
         ports.c.network_id == sa.bindparam("network"),
         sa.or_(ports.c.address == sa.bindparam("ip"), ports.c.mac == sa.bindparam("mac")),
     )
@@ -125,14 +126,20 @@ def _flavor(tx: Tx, spec: Spec) -> tuple[str, dict[str, object]]:
 
 
 def _take_address(tx: Tx, server_id: str, project_id: str, nic: Nic) -> None:
-    """The address is in use on the host. Where its network or the address is gone here, nothing is taken."""
+    """The address is in use on the host, so whoever was to have it and has not been placed yet gives way.
+
+    Where its network is gone, or another host was given a server with it, nothing is taken.
+    """
     if _LOCK_NETWORK.run(tx, network=nic.network_id) != 1:
         return
     subnet = _SUBNET.scalar(tx, network=nic.network_id)
-    if subnet is None or _TAKEN.first(tx, network=nic.network_id, ip=nic.address, mac=nic.mac) is not None:
+    if subnet is None:
+        return
+    taken = _TAKEN.all(tx, network=nic.network_id, ip=nic.address, mac=nic.mac)
+    if any(port.mac == nic.mac or not give_way(tx, port) for port in taken):
         return
     _PORT.run(
         tx, id=nic.port_id, network_id=nic.network_id, subnet_id=subnet, project_id=project_id,
         server_id=server_id, mac=nic.mac, address=nic.address, created_wall=tx.now.wall,
-        number=int(ipaddress.ip_address(nic.address)),
+        number=int(ipaddress.ip_address(nic.address)), asked=False,
     )  # fmt: skip

@@ -11,12 +11,13 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Unavailable
-from unstuck.core.generation import Mark, Recovery, Relation, relation
+from unstuck.core.generation import Awaited, Mark, Recovery, Relation, relation
 from unstuck.store.clock import clock_row
 from unstuck.store.clock import tick as clock_tick
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import hosts, placements, servers
+from unstuck.store.sessions import awaited, begin_session
 from unstuck.store.tx import Tx
 
 
@@ -128,6 +129,7 @@ def tick(tx: Tx, *, lease_seconds: float, heard: Mark | None = None) -> Beat:
     notice(tx, heard, "the control plane")
     notice_origin(tx)
     sweep = clock_tick(tx, lease_seconds=lease_seconds)
+    begin_session(tx)
     row = clock_row(tx)
     return Beat(sweep, Mark(row.generation, row.generation_id, row.tick), row.recovery is not None)
 
@@ -185,10 +187,22 @@ def may_change(tx: Tx, host_id: str) -> None:
 
 
 def may_place(tx: Tx, created: float) -> bool:
-    """Whether a server made at ``created`` (lease time) may be given to a host: not while a silent host may
-    hold it already."""
+    """Whether a server made at ``created`` (lease time) may be given to a host, or be gone for good.
+
+    Not while a silent host may hold it, or a guest with its address: first of all every host says what it
+    holds, once per session; where the store is known to have been set back, without a limit in time.
+    """
+    return held_back(tx, created) is None
+
+
+def held_back(tx: Tx, created: float) -> Awaited | None:
+    """What :func:`may_place` waits for."""
     found = recovery(tx)
-    return found is None or created > found.lease or not untold(tx)
+    if found is not None and created <= found.lease:
+        silent = untold(tx)
+        if silent:
+            return Awaited(tuple(silent), None)
+    return awaited(tx)
 
 
 def _listed(names: list[str]) -> str:

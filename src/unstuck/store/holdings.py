@@ -32,7 +32,9 @@ _ON_HOST = Prepared(
     .where(placements.c.host_id == sa.bindparam("host"))
 )  # fmt: skip
 _HAS_TOLD = Prepared(
-    sa.update(hosts).where(hosts.c.id == sa.bindparam("host")).values(told=sa.bindparam("generation"))
+    sa.update(hosts)
+    .where(hosts.c.id == sa.bindparam("host"))
+    .values(told=sa.bindparam("generation"), told_session=sa.bindparam("session"))
 )
 _DISPUTE = Prepared(
     sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(disputed=sa.bindparam("kind"))
@@ -45,6 +47,7 @@ _ADOPT_NONCE = Prepared(
     .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
     .values(nonce=sa.bindparam("name"))
 )
+_NOT_FAILED = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(failure=None))
 _ADOPT_INTENT = Prepared(
     sa.update(servers)
     .where(servers.c.id == sa.bindparam("server"))
@@ -68,7 +71,7 @@ def tell(tx: Tx, host_id: str, given: Holdings) -> Told:
     lock_host(tx, host_id)
     if recovery(tx) is not None:
         _reconcile(tx, host_id, given, held)
-        _HAS_TOLD.run(tx, host=host_id, generation=terms(tx).generation)
+    _HAS_TOLD.run(tx, host=host_id, generation=terms(tx).generation, session=tx.session)
     return Told(terms(tx))
 
 
@@ -147,10 +150,12 @@ def _adopt(tx: Tx, host_id: str, item: Holding) -> None:
         adopt_unknown(tx, host_id, item)
         return
     server = loaded.server
-    if server.removed or (server.deleted and server.place is None):
+    if server.removed:
         return  # reported as unknown by the heartbeat, and left alone
     if server.place is None:
+        # Also where its user has deleted it meanwhile: then this host is told to remove it.
         grant_again(tx, host_id, server.id, item, recorded=item.disk is not Thing.ABSENT)
+        _NOT_FAILED.run(tx, server=server.id)
     elif server.place.host_id != host_id:
         return  # another host has it; reported by the heartbeat, and left alone
     elif server.place.nonce != item.nonce and (not server.disk_recorded or _rebuilt(server, item)):

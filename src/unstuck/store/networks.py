@@ -127,10 +127,10 @@ def allot_port(
     network_id = network_id or default_network(tx)
     if network_id is None or _LOCK.run(tx, network=network_id, project=project_id) != 1:
         raise NoSuchNetwork(f"Network {network_id} could not be found.")
-    subnet = _SUBNET.first(tx, network=network_id)
+    subnet = subnet_of(tx, network_id)
     assert subnet is not None
-    number = _free_number(tx, subnet) if address is None else _asked_number(tx, subnet, address)
-    chosen = str(ipaddress.ip_address(number))
+    number = free_number(tx, subnet) if address is None else _asked_number(tx, subnet, address)
+    chosen = text_of(number)
     mac = mac_of(port_id)
     _INSERT_PORT.run(
         tx,
@@ -142,6 +142,7 @@ def allot_port(
         mac=mac,
         address=chosen,
         number=number,
+        asked=address is not None,
         created_wall=tx.now.wall,
     )
     prefix = ipaddress.ip_network(subnet.cidr).prefixlen
@@ -157,7 +158,17 @@ def _asked_number(tx: Tx, subnet: Any, address: str) -> int:
     return number
 
 
-def _free_number(tx: Tx, subnet: Any) -> int:
+def subnet_of(tx: Tx, network_id: str) -> Any:
+    """The row of a network's one subnet, or None."""
+    return _SUBNET.first(tx, network=network_id)
+
+
+def text_of(number: int) -> str:
+    """An address as people write it."""
+    return str(ipaddress.ip_address(number))
+
+
+def free_number(tx: Tx, subnet: Any) -> int:
     """The next free address from the cursor on, and once round. The caller holds the network's row.
 
     It costs the same however many are in use: what the search has passed it does not pass again before it

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from unstuck.core.errors import Forbidden
 from unstuck.core.server.data import OperationKind, Power, Server
 from unstuck.store.engine import Tx
+from unstuck.store.readdress import ADDRESS_TAKEN
 from unstuck.store.rows import bump_world, judge
 from unstuck.store.schema.compute import servers
 from unstuck.store.server_lists import check_owner
@@ -94,7 +95,7 @@ def reset_state(tx: Tx, server_id: str, state: Literal["active", "error"], calle
     number = server.intent + 1
     values: dict[str, float | None] = {"intent": number, "mark": number}
     values["marked_wall"] = tx.now.wall if state == "error" else None
-    if state == "active" and server.place is None and not server.deleted:
+    if state == "active" and server.place is None and not (server.deleted or _addressless(server)):
         values |= {"failure": None, "waiting": tx.now.lease}
     _write(tx, server_id, **values)
     note_done(tx, server, OperationKind.RESET, caller)
@@ -102,6 +103,11 @@ def reset_state(tx: Tx, server_id: str, state: Literal["active", "error"], calle
         bump_world(tx, server.place.host_id, server_id)
     judge(tx, server_id)
     return server.place.host_id if server.place else None
+
+
+def _addressless(server: Server) -> bool:
+    """The address that its user had asked for is another's: it would be built without a network."""
+    return server.failure is not None and server.failure.code == ADDRESS_TAKEN
 
 
 def _is_owner(tx: Tx, server_id: str, caller: Caller) -> bool:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict as Conflict
 from unstuck.core.errors import NotFound as NotFound
-from unstuck.core.server.control import PLACE_RETRY, Outcome, away
+from unstuck.core.server.control import AWAITED_RETRY, PLACE_RETRY, Outcome, away
 from unstuck.core.server.data import (
     Failure,
     OperationKind,
@@ -25,6 +25,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
+from unstuck.store.sessions import awaited, has_told
 from unstuck.store.tx import in_turn
 
 OPERATION_DEADLINE = {
@@ -130,6 +131,7 @@ _HOSTS_BY_ROOM = Prepared(
         hosts.c.enabled,
         sa.not_(hosts.c.forced_down),
         hosts.c.incarnation > 0,
+        hosts.c.told_session == sa.bindparam("session"),
         hosts.c.seen > sa.bindparam("heard_since"),
     )
     .order_by((hosts.c.ram_mb - _ram).desc(), hosts.c.id)
@@ -440,7 +442,7 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
         bump_world(tx, host_id, server.id)
         if away(server, tx.now):
             finish_delete_locked(tx, server, tombstone=True)
-    else:
+    elif may_place(tx, server.created):
         finish_delete_locked(tx, server, tombstone=False)
     judge(tx, server.id)
     return host_id
@@ -464,13 +466,13 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     loaded = load_server(tx, server_id)
     if loaded is None:
         return None
-    if loaded.server.place is not None or loaded.server.deleted:
+    if loaded.server.place is not None or loaded.server.deleted or not may_place(tx, loaded.server.created):
         return ServerFacts(loaded.server, (), tx.now)
     # An administrator may have chosen the host: "zone:host".
     needs = _NEEDS.first(tx, server=server_id)
     assert needs is not None
     chosen = (needs.requested_zone or "").partition(":")[2]
-    free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE)
+    free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE, session=tx.session)
     fitting = tuple(
         host.id for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
     )
@@ -493,6 +495,7 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
         loaded is None
         or loaded.server.place is not None
         or not may_place(tx, loaded.server.created)
+        or not has_told(tx, host_id)
         or _IS_HERE.first(tx, server=server_id, host=host_id)
     ):
         return False
@@ -550,13 +553,18 @@ def postpone(tx: Tx, server_id: str, seconds: float) -> None:
     )
 
 
+def wait_for_host(tx: Tx, server_id: str) -> None:
+    """No host takes it now: look again soon, and sooner while all that is missing is a host's word."""
+    postpone(tx, server_id, PLACE_RETRY if awaited(tx) is None else AWAITED_RETRY)
+
+
 def fail_server(tx: Tx, server_id: str, code: str, reason: str, remedy: str) -> None:
     """Record that an unplaced server cannot be built; refused if it was placed or deleted meanwhile."""
     loaded = load_server(tx, server_id, lock=True)
     if loaded is None or loaded.server.place is not None or loaded.server.deleted:
         return
     if not may_place(tx, loaded.server.created):
-        postpone(tx, server_id, PLACE_RETRY)  # a host that has not spoken yet may hold it
+        wait_for_host(tx, server_id)  # a host that has not spoken yet may hold it
         return
     failure = Failure(code, reason, remedy, tx.now.wall)
     tx.execute(
@@ -590,6 +598,9 @@ def finish_delete(tx: Tx, server_id: str) -> None:
     assert again is not None
     server = again.server
     if not server.deleted or server.removed:
+        return
+    if server.place is None and not may_place(tx, server.created):
+        wait_for_host(tx, server_id)  # it may be on a host that has not spoken yet, and its address in use
         return
     seen_removed = server.seen is not None and server.seen.step is Step.REMOVED
     if server.place is not None and not seen_removed and not away(server, tx.now):

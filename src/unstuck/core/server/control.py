@@ -28,6 +28,8 @@ AWAY = 60.0
 NO_HOST_DEADLINE = 300.0
 """Seconds that a server waits for a host with room before it fails."""
 PLACE_RETRY = 5.0
+AWAITED_RETRY = 1.0
+"""Seconds until the next look where hosts have yet to say what they hold."""
 STALL = 600.0
 """Seconds of work on one server without progress after which that is shown as a condition."""
 

@@ -277,6 +277,7 @@ class OperationKind(StrEnum):
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
+    READDRESS = "readdress"
     DELETE = "delete"
 
 

@@ -9,7 +9,7 @@ from typing import assert_never
 
 import msgspec
 
-from unstuck.core.generation import Dispute
+from unstuck.core.generation import Awaited, Dispute
 from unstuck.core.server.control import (
     AWAY,
     NO_HOST_DEADLINE,
@@ -127,6 +127,35 @@ def buried(told: Explanation, hostname: str) -> Explanation:
         holder=f"host agent on {hostname}",
         next="when the agent is back it removes what is left and reports; then address and room are free",
     )
+
+
+def held_back(told: Explanation, awaited: Awaited, now: Now) -> Explanation:
+    """Of a server without a host, while hosts have yet to say what they hold."""
+    names = ", ".join(awaited.hosts)
+    by = None if awaited.until is None else max(awaited.until - now.lease, 0.0)
+    if by is None:
+        following = "it goes on when they have; a host that will not come back has to be disabled"
+    else:
+        following = f"it goes on when they have, or after {by:.0f} s without those that are silent"
+    what = f"{names} has not said yet what it holds, since the store was opened"
+    waits = Condition(
+        "host-unheard",
+        f"{what}: it may have this server, or use its address",
+        "start the agent there, or disable it",
+    )
+    return msgspec.structs.replace(
+        told, reason=f"{told.reason}; {what}", holder="the control plane", next=following, by_seconds=by,
+        conditions=(*told.conditions, waits),
+    )  # fmt: skip
+
+
+def readdressed(told: Explanation, reasons: list[str]) -> Explanation:
+    """Of a server that was given other addresses than it had at first."""
+    found = tuple(
+        Condition("readdressed", reason, "nothing has to be done: it was never started with the other one")
+        for reason in reasons
+    )
+    return msgspec.structs.replace(told, conditions=(*told.conditions, *found))
 
 
 def _deleting(server: Server, now: Now) -> Why:
@@ -316,6 +345,8 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to be rebuilt"
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
             return "the server is looked at anew"
+        case OperationKind.READDRESS:
+            return "the server gets another address"
         case OperationKind.CREATE:
             return "the server is to be built"
         case OperationKind.DELETE:

@@ -177,8 +177,8 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return _rebuild_task(server)
         case OperationKind.CREATE | OperationKind.DELETE:
             return None
-        case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
-            return None  # over as soon as they are accepted
+        case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET | OperationKind.READDRESS:
+            return None  # over as soon as they are written down
         case _ as never:
             assert_never(never)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from unstuck.core.server.data import BootImage, ImageRole, Want
 from unstuck.host.driver import DriverError
-from unstuck.host.drivers.folder import ServerFolder, fsync_dir
+from unstuck.host.drivers.folder import ServerFolder
 from unstuck.host.drivers.process import run
 from unstuck.host.images import Barrier, ImageCache
+from unstuck.runtime.files import sync_folder
 
 GIB = 1 << 30
 _QCOW2 = b"QFI\xfb"
@@ -143,7 +144,7 @@ def _publish(part: Path, target: Path) -> None:
         raise DriverError("the disk is there already; it was left alone") from None
     finally:
         part.unlink()
-    fsync_dir(target.parent)
+    sync_folder(target.parent)
 
 
 def drop_disks(folder: ServerFolder, want: Want) -> None:
@@ -153,4 +154,4 @@ def drop_disks(folder: ServerFolder, want: Want) -> None:
     for nonce in want.replaced:
         if nonce != want.nonce:
             folder.disk(nonce).unlink(missing_ok=True)
-    fsync_dir(folder.path)
+    sync_folder(folder.path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 from unstuck.core.agents import Holding
 from unstuck.core.server.data import BootImage, Fence, Nic, Spec, Thing, Want
 from unstuck.host.driver import DriverError
+from unstuck.runtime.files import sync_folder, write_whole
 
 FORMAT = 1
 CONSOLE_START = 1 << 20
@@ -68,39 +68,10 @@ class FolderError(Exception):
     """The state folder is not there or not ours; nothing can be said of what is in it."""
 
 
-def fsync_dir(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomic(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file as a whole: a crash leaves the old one or the new one, and a ``.part`` to sweep.
-
-    Not ``durable``: only for what is worth nothing after a power cut.
-    """
-    part = path.with_name(f"{path.name}.part-{secrets.token_hex(4)}")
-    try:
-        with part.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        part.rename(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    if durable:
-        fsync_dir(path.parent)
-
-
 def write_identity(host_dir: Path, host_id: str) -> None:
     """Make a state folder this host's own; for the agent's first registration only."""
     host_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomic(host_dir / "host.json", msgspec.json.encode(Identity(FORMAT, host_id)))
+    write_whole(host_dir / "host.json", msgspec.json.encode(Identity(FORMAT, host_id)))
 
 
 def check_identity(host_dir: Path, host_id: str) -> None:
@@ -186,7 +157,7 @@ class ServerFolder:
     def ensure(self) -> None:
         if not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fsync_dir(self.path.parent)
+            sync_folder(self.path.parent)
 
     def sweep_parts(self) -> None:
         """Remove what helpers left half made when they were killed. Nothing else has such a name."""
@@ -199,7 +170,7 @@ class ServerFolder:
             fence.generation, fence.epoch, want.nonce, want.edge, want.spec.nics, images, want.intent,
             want.spec,
         )  # fmt: skip
-        write_atomic(self.path / "grant.json", msgspec.json.encode(grant), durable=durable)
+        write_whole(self.path / "grant.json", msgspec.json.encode(grant), durable=durable)
 
     def read_grant(self) -> Grant | None:
         return read_grant(self.path)
@@ -214,7 +185,7 @@ class ServerFolder:
         """Count a start before it happens, so that a start that kills its agent is counted too."""
         kept = tuple(t for t in self._counted(want) if now - t < window)
         data = msgspec.json.encode(Starts(want.edge, boot_id(), (*kept, now), want.mark))
-        write_atomic(self.path / "starts.json", data, durable=False)
+        write_whole(self.path / "starts.json", data, durable=False)
 
     def recent_starts(self, want: Want, now: float, window: float) -> int:
         return sum(1 for t in self._counted(want) if now - t < window)
@@ -276,7 +247,7 @@ class ServerFolder:
         self.lock.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self.path.rmdir()
-            fsync_dir(self.path.parent)
+            sync_folder(self.path.parent)
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
@@ -307,6 +278,13 @@ def _holding(folder: ServerFolder, guest: Callable[[ServerFolder], Thing]) -> Ho
         return Holding(folder.server_id, Thing.UNKNOWN, Thing.UNKNOWN)
     fence = Fence(grant.generation, grant.epoch)
     return Holding(folder.server_id, alive, disk, fence, grant.nonce, grant.edge, grant.intent, grant.spec)
+
+
+def sweep_records(host_dir: Path) -> None:
+    """Remove what a killed agent left of grants and the like, in every server's folder: a server that rests
+    is not touched for long. Only with the host's lock held; what helpers write is swept with their work."""
+    for part in (host_dir / "servers").glob("*/.*.json.part-*"):
+        part.unlink(missing_ok=True)
 
 
 def server_ids(host_dir: Path) -> frozenset[str]:

@@ -38,9 +38,9 @@ from unstuck.host.drivers.folder import (
     check_identity,
     holdings,
     server_ids,
-    write_atomic,
 )
 from unstuck.host.images import Wanted
+from unstuck.runtime.files import write_whole
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -209,7 +209,7 @@ class InstantDriver:
         return marker if marker.boot_id == self._boot_id else None
 
     def _mark(self, folder: ServerFolder, marker: Marker) -> None:
-        write_atomic(_guest(folder), msgspec.json.encode(marker), durable=False)
+        write_whole(_guest(folder), msgspec.json.encode(marker), durable=False)
 
 
 def _guest(folder: ServerFolder) -> Path:

@@ -17,8 +17,9 @@ from typing import Any
 
 from unstuck.core.server.data import Want
 from unstuck.host.driver import DriverError
-from unstuck.host.drivers.folder import ServerFolder, fsync_dir
+from unstuck.host.drivers.folder import ServerFolder
 from unstuck.host.drivers.qmp import Qmp, QmpError
+from unstuck.runtime.files import sync_folder
 
 _POLL = 0.02
 _CALL = 5.0
@@ -39,7 +40,7 @@ class Part:
     def publish(self) -> None:
         os.fsync(self.descriptor)
         self._path.rename(self._target)
-        fsync_dir(self._target.parent)
+        sync_folder(self._target.parent)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -93,7 +94,7 @@ async def go_on_if_it_can(monitor: Qmp) -> None:
 def drop(folder: ServerFolder, want: Want) -> None:
     """Remove the saved memory of this edge. Blocks."""
     folder.memory(want.edge).unlink(missing_ok=True)
-    fsync_dir(folder.path)
+    sync_folder(folder.path)
 
 
 def check_none(folder: ServerFolder, want: Want) -> None:

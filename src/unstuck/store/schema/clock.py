@@ -23,11 +23,15 @@ clock = sa.Table(
     sa.Column("recovery", Seconds),
     sa.Column("recovery_wall", Seconds),
     sa.Column("recovery_why", sa.Text),
+    # The session in which hosts have to say anew what they hold, and since when (lease time) it lasts.
+    sa.Column("session", sa.String(64)),
+    sa.Column("session_since", Seconds),
     # The guard on destruction by time: the tick of the last gap, the one that an operator let pass, and
     # how much one pass may destroy.
     sa.Column("gap_tick", sa.BigInteger, nullable=False),
     sa.Column("allowed_gap", sa.BigInteger, nullable=False),
     sa.Column("destroy_limit", sa.Integer, nullable=False),
     sa.CheckConstraint("id = 1", name="one_row"),
+    sa.CheckConstraint("(session IS NULL) = (session_since IS NULL)", name="session_has_a_beginning"),
     sa.CheckConstraint("(recovery IS NULL) = (recovery_why IS NULL)", name="recovery_has_a_reason"),
 )

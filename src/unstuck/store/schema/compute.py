@@ -38,8 +38,9 @@ hosts = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("seen", Seconds, nullable=False),
     sa.Column("seen_wall", Seconds, nullable=False),
-    # The generation in which it last said what it holds, and by how much its wall clock differs.
+    # The generation and the session in which it last said what it holds; by how much its wall clock differs.
     sa.Column("told", sa.BigInteger, nullable=False),
+    sa.Column("told_session", sa.String(64)),
     sa.Column("skew", Seconds),
 )
 

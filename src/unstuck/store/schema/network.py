@@ -47,6 +47,8 @@ ports = sa.Table(
     sa.Column("address", sa.String(64), nullable=False),
     # The address as a number, in which the next free one is found without reading all.
     sa.Column("number", sa.BigInteger, nullable=False),
+    # Its user named this very address, so no other one will do.
+    sa.Column("asked", sa.Boolean, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
     sa.UniqueConstraint("network_id", "address"),
     sa.UniqueConstraint("network_id", "number"),

@@ -29,11 +29,16 @@ def upgrade() -> None:
         sa.Column("recovery", sa.Double(), nullable=True),
         sa.Column("recovery_wall", sa.Double(), nullable=True),
         sa.Column("recovery_why", sa.Text(), nullable=True),
+        sa.Column("session", sa.String(length=64), nullable=True),
+        sa.Column("session_since", sa.Double(), nullable=True),
         sa.Column("gap_tick", sa.BigInteger(), nullable=False),
         sa.Column("allowed_gap", sa.BigInteger(), nullable=False),
         sa.Column("destroy_limit", sa.Integer(), nullable=False),
         sa.CheckConstraint(
             "(recovery IS NULL) = (recovery_why IS NULL)", name=op.f("ck_clock_recovery_has_a_reason")
+        ),
+        sa.CheckConstraint(
+            "(session IS NULL) = (session_since IS NULL)", name=op.f("ck_clock_session_has_a_beginning")
         ),
         sa.CheckConstraint("id = 1", name=op.f("ck_clock_one_row")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clock")),
@@ -88,6 +93,7 @@ def upgrade() -> None:
         sa.Column("seen", sa.Double(), nullable=False),
         sa.Column("seen_wall", sa.Double(), nullable=False),
         sa.Column("told", sa.BigInteger(), nullable=False),
+        sa.Column("told_session", sa.String(length=64), nullable=True),
         sa.Column("skew", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_hosts")),
         sa.UniqueConstraint("hostname", name=op.f("uq_hosts_hostname")),
@@ -572,6 +578,7 @@ def upgrade() -> None:
         sa.Column("mac", sa.String(length=32), nullable=False),
         sa.Column("address", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("asked", sa.Boolean(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["network_id"], ["networks.id"], name=op.f("fk_ports_network_id")),
         sa.ForeignKeyConstraint(["server_id"], ["servers.id"], name=op.f("fk_ports_server_id")),
