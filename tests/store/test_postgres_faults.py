@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -21,6 +22,7 @@ from unstuck.control.loop import Controller
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.port import AsyncPort
 from unstuck.store import engine as engine_module
+from unstuck.store import servers
 from unstuck.store.engine import Store, StoreUnavailable, Tx
 from unstuck.store.schema.compute import servers as table
 
@@ -191,6 +193,33 @@ def test_a_restart_between_two_transactions_is_not_even_noticed(
     cloud.active("b")
 
 
+def test_after_a_restart_no_old_connection_of_the_pool_fails_anybody(
+    postgres_store: Store, postgres_server: Postgres
+) -> None:
+    """Nobody tries a connection before its use: the first one that is lost speaks for all older ones."""
+    cloud = Cloud(postgres_store)
+    cloud.host()
+    all_at_once = threading.Barrier(6)
+
+    def hold(tx: Tx) -> None:
+        count(tx)
+        all_at_once.wait(20)
+
+    def six(call: Callable[[], object]) -> None:
+        with ThreadPoolExecutor(6) as threads:
+            for done in [threads.submit(call) for _ in range(6)]:
+                done.result(30)
+
+    six(lambda: postgres_store.transact(hold))
+    postgres_server.stop(signal.SIGQUIT)
+    postgres_server.start()
+    cloud.create("a")
+    six(lambda: postgres_store.transact(hold))
+    postgres_server.stop(signal.SIGQUIT)
+    postgres_server.start()
+    assert postgres_store.read(servers.due_servers, 10) == ["a"]
+
+
 def test_while_it_is_away_every_call_says_so_at_once_and_afterwards_all_go_on(
     postgres_store: Store, postgres_server: Postgres
 ) -> None:
@@ -303,3 +332,33 @@ def test_the_controllers_live_through_an_outage_and_go_on_by_themselves(
         assert await running == 0
 
     asyncio.run(scene())
+
+
+def test_who_waits_for_a_parent_row_keeps_nobody_else_waiting(postgres_store: Store, postgres: str) -> None:
+    """More placements for one host than there are threads, and its row is held by somebody: the store goes
+    on for all others. Creates of one project held all threads that claims and reports needed."""
+    cloud = Cloud(postgres_store)
+    cloud.host()
+    names = [f"s{number}" for number in range(12)]
+    for name in names:
+        cloud.create(name)
+    address = f"postgresql://unstuck@{postgres}/{postgres_store.engine.url.database}"
+
+    async def scene() -> list[bool]:
+        placing = [
+            asyncio.ensure_future(postgres_store.run(servers.place, name, "h", name)) for name in names
+        ]
+        await asyncio.to_thread(until, lambda: blocked(watcher))
+        assert await asyncio.wait_for(postgres_store.run(count), 20) == len(names)
+        assert not any(done.done() for done in placing)
+        holder.rollback()
+        return await asyncio.gather(*placing)
+
+    with psycopg.connect(address) as holder, psycopg.connect(address, autocommit=True) as watcher:
+        holder.execute("SELECT id FROM hosts FOR UPDATE")
+        assert asyncio.run(scene()) == [True] * len(names)
+
+
+def blocked(admin: psycopg.Connection) -> int:
+    found = admin.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()
+    return int(found[0]) if found else 0

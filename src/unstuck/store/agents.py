@@ -395,7 +395,7 @@ def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     if state == "tombstone":
         return
     if _CLAIM.run(tx, server=ask.server_id, owner=ask.incarnation, limit=tx.now.lease + STALL):
-        judge(tx, ask.server_id)
+        judge(tx, ask.server_id, locked=True)
 
 
 def _placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
@@ -429,7 +429,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     if seen.step is Step.REMOVED and loaded.server.deleted:
         finish_delete_locked(tx, loaded.server, tombstone=False)
         return
-    judge(tx, ask.server_id)
+    judge(tx, ask.server_id, locked=True)
 
 
 def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:

@@ -20,6 +20,12 @@ GAP = 5.0
 """Seconds between two ticks from which on the time between them counts as a gap."""
 
 _READ = Prepared(sa.select(clock))
+_READ_WITH_WALL = Prepared(
+    sa.select(
+        clock,
+        sa.literal_column("extract(epoch FROM clock_timestamp())::float8", sa.Double).label("asked"),
+    )
+)
 _TICK = Prepared(
     sa.update(clock)
     .where(clock.c.tick == sa.bindparam("seen"))
@@ -60,10 +66,15 @@ def init_clock(tx: Tx, *, generation_id: str) -> None:
 
 def read_now(tx: Tx) -> Now:
     """Both times, as of this statement."""
-    row = _READ.first(tx)
+    return _read(tx)[1]
+
+
+def _read(tx: Tx) -> tuple[Row, Now]:
+    """The clock's row and both times, in one statement where the time is the database's."""
+    row = _READ_WITH_WALL.first(tx) if tx.asks_wall else _READ.first(tx)
     assert row is not None
-    wall = tx.wall()
-    return Now(wall=wall, lease=lease_time(wall, row.wall, row.lease))
+    wall = row.asked if tx.asks_wall else tx.wall()
+    return row, Now(wall=wall, lease=lease_time(wall, row.wall, row.lease))
 
 
 def tick(tx: Tx, *, lease_seconds: float) -> bool:
@@ -73,12 +84,11 @@ def tick(tx: Tx, *, lease_seconds: float) -> bool:
     one lease period after it, so that everybody who was alive can renew first. A second gap within that
     period does not postpone the sweep again: a control plane that restarts all the time still sweeps.
     """
-    row = _READ.first(tx)
-    assert row is not None
-    wall = tx.wall()
+    row, now = _read(tx)
+    wall = now.wall
     passed = wall - row.wall
     gap = passed if passed < 0 else max(passed - GAP, 0.0)
-    lease = lease_time(wall, row.wall, row.lease)
+    lease = now.lease
     sweep_after = row.sweep_after
     if gap and sweep_after <= row.lease:
         sweep_after = lease + lease_seconds
@@ -105,9 +115,9 @@ def allow_destruction(tx: Tx) -> None:
 
 
 def clock_row(tx: Tx) -> Row:
-    """The clock's row as it is."""
-    row = _READ.first(tx)
-    assert row is not None
+    """The clock's row as it is now."""
+    row, now = _read(tx)
+    tx.came_with(now)
     return row
 
 
@@ -120,6 +130,5 @@ def since_tick(tx: Tx) -> float:
 
 def generation(tx: Tx) -> tuple[int, str, int]:
     """The store's generation (a counter that rises when a copy was put back, a random id) and its tick."""
-    row = _READ.first(tx)
-    assert row is not None
+    row = clock_row(tx)
     return row.generation, row.generation_id, row.tick

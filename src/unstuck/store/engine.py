@@ -13,7 +13,8 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -26,13 +27,18 @@ from sqlalchemy.pool import StaticPool
 
 from unstuck.store.clock import read_now
 from unstuck.store.group import Group, Write
-from unstuck.store.tx import Tx
+from unstuck.store.tx import Tx, queues_for
 
 __all__ = ["Store", "StoreUnavailable", "Tx"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Who = tuple[str, str]
+"""A transaction's number, and the timeline in which it has it."""
+
+AHEAD: Final = 2
+"""Transactions that may be at work for one parent row: one that holds it, and one that comes as far as it."""
 RETRIES: Final = 8
 DEADLINE: Final = 30.0
 """Seconds after which a caller of :meth:`Store.run` no longer waits for a database that says nothing."""
@@ -49,7 +55,9 @@ _LIBPQ: Final = {
     # waited for it for ever. It is told when it thaws, and its transaction is done again.
     "options": "-c idle_in_transaction_session_timeout=10s",
 }  # fmt: skip
-_WHO = "SELECT pg_current_xact_id_if_assigned()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+# One round trip, which also tries the connection. The number is needed where the commit's outcome has to be
+# looked up, and could not be asked for then any more. A standby that was not promoted refuses it (25006).
+_BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _END_IT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::xid8::xid"
 _OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 
@@ -93,9 +101,12 @@ class Store:
                 connect_args={"isolation_level": None, "timeout": 30, "check_same_thread": False},
             )  # fmt: skip
         else:
-            self.engine = sa.create_engine(
-                url, pool_size=8, max_overflow=8, pool_pre_ping=True, connect_args=_LIBPQ
-            )
+            self.engine = sa.create_engine(url, pool_size=8, max_overflow=8, connect_args=_LIBPQ)
+        # PostgreSQL: we say ourselves when a transaction begins, and what only reads needs none: at READ
+        # COMMITTED each statement sees what is committed when it begins, in a transaction or out of it.
+        self._direct = (
+            self.engine if self.sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        )
         driver = self.engine.dialect.loaded_dbapi
         self.outages: tuple[type[Exception], ...] = (
             sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError,
@@ -115,6 +126,8 @@ class Store:
             if self.memory
             else ThreadPoolExecutor(4 if self.sqlite else 8, thread_name_prefix="store-read")
         )
+        self._queues: weakref.WeakValueDictionary[tuple[int, str], asyncio.Semaphore]
+        self._queues = weakref.WeakValueDictionary()
         self._group = Group(self) if self.sqlite and not self.memory else None
 
     def _introduce(self, dbapi: Any, record: Any) -> None:
@@ -161,10 +174,10 @@ class Store:
         """
         for attempt in range(RETRIES):
             try:
-                with self._begun() as conn:
+                with self._begun() as (conn, who):
                     answer = tx(self.tx(conn), *args, **kwargs)
                     self.barrier(f"commit.{tx.__name__}")
-                    done = self._commit(conn)
+                    done = self._commit(conn, who)
                 if done:
                     self.barrier(f"commit.{tx.__name__}+")
                     return answer
@@ -178,29 +191,51 @@ class Store:
         raise StoreUnavailable("the database lost the connection at every try")
 
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[sa.Connection]:
-        """A connection in a transaction, which is rolled back unless it was committed."""
-        with self.engine.connect() as conn:
-            conn.begin()
+    def _begun(self) -> Iterator[tuple[sa.Connection, Who | None]]:
+        """A connection in a transaction, which is rolled back unless it was committed, and its number."""
+        conn, who = self._begin_one()
+        with conn:
             try:
-                yield conn
+                yield conn, who
             finally:
                 if conn.in_transaction():
                     with contextlib.suppress(*self.errors):  # it is lost already: that is a rollback, too
                         conn.rollback()
 
-    def _commit(self, conn: sa.Connection) -> bool:
-        """False: it was certainly not committed, because the connection was lost; try again."""
+    def _begin_one(self) -> tuple[sa.Connection, Who | None]:
+        conn = self._direct.connect()
+        try:
+            return conn, self._begin_on(conn)
+        except self.errors as error:
+            conn.close()
+            if not self._lost(error):
+                raise
+        # It was lost while it lay in the pool, and nothing has been done with it. Its failing rollback has
+        # told SQLAlchemy, which trusts no connection any more that is as old.
+        conn = self._direct.connect()
+        try:
+            return conn, self._begin_on(conn)
+        except self.errors:
+            conn.close()
+            raise
+
+    def _begin_on(self, conn: sa.Connection) -> Who | None:
+        conn.begin()
         if self.sqlite:
-            conn.commit()
-            return True
-        xid, line = conn.exec_driver_sql(_WHO).one()
+            return None
+        cursor = conn.connection.dbapi_connection.execute(_BEGIN, prepare=False)  # type: ignore[union-attr]
+        cursor.nextset()
+        xid, line = cursor.fetchone()
+        return xid, line
+
+    def _commit(self, conn: sa.Connection, who: Who | None) -> bool:
+        """False: it was certainly not committed, because the connection was lost; try again."""
         try:
             conn.commit()
         except self.outages as error:
-            if xid is None or not self._lost(error):
+            if who is None or not self._lost(error):
                 raise
-            return self._outcome(xid, line)
+            return self._outcome(*who)
         return True
 
     def _outcome(self, xid: str, line: str) -> bool:
@@ -211,7 +246,7 @@ class Store:
         end = time.monotonic() + OUTCOME_PATIENCE
         while time.monotonic() < end:
             # Away still, or the old session has not noticed yet: asked again until the patience is over.
-            with contextlib.suppress(*self.errors), self.engine.connect() as conn:
+            with contextlib.suppress(*self.errors), self._direct.connect() as conn:
                 state, now = conn.exec_driver_sql(_OUTCOME, (xid,)).one()
                 if now != line or state is None:
                     break
@@ -240,7 +275,7 @@ class Store:
         """Run ``tx`` as one read-only transaction in this thread."""
         for attempt in range(2):
             try:
-                with self.engine.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
+                with self._direct.connect().execution_options(unstuck_read_only=True) as conn, conn.begin():
                     return tx(self.tx(conn), *args, **kwargs)
             except self.errors as error:
                 if self._again(error, attempt):
@@ -255,7 +290,27 @@ class Store:
         """:meth:`transact` on a worker thread; a caller that goes away never interrupts it."""
         if self._group is not None:
             return await _wait_for(self._group.submit(Write(tx, args, kwargs)))
-        return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+        row = queues_for(tx, args, kwargs)
+        if row is None:
+            return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+        async with self._turn(row):
+            return await _wait_for(self._writers.submit(lambda: self.transact(tx, *args, **kwargs)))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, row: str) -> AsyncIterator[None]:
+        """The queue of this process for a parent row. It goes when nobody stands in it."""
+        key = id(asyncio.get_running_loop()), row
+        queue = self._queues.get(key) or asyncio.Semaphore(AHEAD)
+        self._queues[key] = queue
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await queue.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(f"the database has not answered for {DEADLINE:g} s") from None
+        try:
+            yield
+        finally:
+            queue.release()
 
     async def run_read(self, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """:meth:`read` on a worker thread."""

@@ -169,6 +169,8 @@ def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb:
 
 def check_metadata_count(tx: Tx, project_id: str, count: int) -> None:
     """403 when a server would have more metadata than its project allows."""
+    if count == 0:
+        return
     most = limit_of(tx, project_id, "metadata_items")
     if count > most:
         raise Forbidden(f"Maximum number of metadata items exceeds {most}")

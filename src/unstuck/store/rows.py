@@ -239,12 +239,13 @@ def next_look(plan: Plan, now: Now) -> tuple[bool, float | None]:
             return False, now.lease
 
 
-def judge(tx: Tx, server_id: str) -> Server:
+def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
     """After a change: close the operation if it is over, and write when to look next.
 
-    Every store function that changes a server ends here, so no path can forget either.
+    Every store function that changes a server ends here, so no path can forget either. ``locked``: the
+    caller has changed the server's row, so that it holds it.
     """
-    loaded = load_server(tx, server_id, lock=True)
+    loaded = load_server(tx, server_id, lock=not locked)
     assert loaded is not None
     server = loaded.server
     if server.operation is not None:

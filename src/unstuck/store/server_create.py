@@ -21,6 +21,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, servers
 from unstuck.store.server_search import ZONE
 from unstuck.store.servers import Caller, NewServer, insert_server
+from unstuck.store.tx import in_turn
 
 _SET_SPEC = Prepared(
     sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(spec=sa.bindparam("made_of"))
@@ -59,6 +60,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     reservation_id: str
 
 
+def _project(_asked: Asked, _ids: Sequence[str], caller: Caller, **_more: object) -> str:
+    return f"project {caller.project_id}"
+
+
+@in_turn(_project)
 def create_servers(tx: Tx, asked: Asked, ids: Sequence[str], caller: Caller, *, admin: bool) -> list[str]:
     """Insert the servers with their ports; returns their ids. Nothing is there when it raises.
 

@@ -26,6 +26,7 @@ from unstuck.store.rows import bump_world, close_operation, judge, load_server, 
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 from unstuck.store.schema.network import ports
 from unstuck.store.sessions import awaited, has_told
+from unstuck.store.tx import in_turn
 
 OPERATION_DEADLINE = {
     OperationKind.CREATE: 600.0,
@@ -86,8 +87,14 @@ _TO_PLACE = Prepared(
     .where(servers.c.id == sa.bindparam("server"))
     .with_for_update()
 )
-_SET_EPOCH = Prepared(
-    sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(epoch=sa.bindparam("number"))
+# Tells the host as well, of which the caller holds the row.
+_GRANT = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(
+        epoch=sa.bindparam("number"),
+        world_version=sa.select(hosts.c.version).where(hosts.c.id == sa.bindparam("host")).scalar_subquery(),
+    )
 )
 _USED = Prepared(
     sa.select(
@@ -106,10 +113,11 @@ _CAPACITY = Prepared(
         hosts.c.no_networks,
     ).where(hosts.c.id == sa.bindparam("host"))
 )
+# Host by host through the index: what lies on hosts that cannot be chosen is not summed up.
 _ram = (
-    sa.select(placements.c.host_id, sa.func.sum(placements.c.ram_mb).label("ram"))
-    .group_by(placements.c.host_id)
-    .subquery()
+    sa.select(sa.func.coalesce(sa.func.sum(placements.c.ram_mb), 0))
+    .where(placements.c.host_id == hosts.c.id)
+    .scalar_subquery()
 )
 _NEEDS = Prepared(
     sa.select(
@@ -119,7 +127,6 @@ _NEEDS = Prepared(
 )
 _HOSTS_BY_ROOM = Prepared(
     sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
-    .outerjoin(_ram, _ram.c.host_id == hosts.c.id)
     .where(
         hosts.c.enabled,
         sa.not_(hosts.c.forced_down),
@@ -127,7 +134,7 @@ _HOSTS_BY_ROOM = Prepared(
         hosts.c.told_session == sa.bindparam("session"),
         hosts.c.seen > sa.bindparam("heard_since"),
     )
-    .order_by((hosts.c.ram_mb - sa.func.coalesce(_ram.c.ram, 0)).desc(), hosts.c.id)
+    .order_by((hosts.c.ram_mb - _ram).desc(), hosts.c.id)
 )
 # Where a tombstone of its own stands, what it left behind is removed first: two grants of one server to
 # one host would be told to it as one.
@@ -472,6 +479,11 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     return ServerFacts(loaded.server, fitting, tx.now)
 
 
+def _host(_server_id: str, host_id: str, _nonce: str) -> str:
+    return f"host {host_id}"
+
+
+@in_turn(_host)
 def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     """Grant the server to the host, if there is room; false when there is none, or somebody was faster."""
     lock_host(tx, host_id)
@@ -509,9 +521,8 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
         disk_gb=flavor.disk_gb,
         granted=tx.now.lease,
     )
-    _SET_EPOCH.run(tx, server=server_id, number=row.epoch + 1)
-    bump_world(tx, host_id, server_id)
-    judge(tx, server_id)
+    _GRANT.run(tx, server=server_id, host=host_id, number=row.epoch + 1)
+    judge(tx, server_id, locked=True)
     return True
 
 

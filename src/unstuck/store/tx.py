@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from unstuck.core.time import Now
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_turn(row: Callable[..., str]) -> Callable[[F], F]:
+    """Says of a store function which parent row its transactions queue for, from its own arguments.
+
+    They wait for their turn in the process, not each in a thread with a connection: fifty creates of one
+    project held all threads, and what hosts claimed and reported waited behind them. The row's lock stays
+    what decides; this only keeps those that cannot get it yet from being in the way.
+    """
+
+    def mark(tx: F) -> F:
+        tx.__dict__["queues_for"] = row
+        return tx
+
+    return mark
+
+
+def queues_for(tx: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The row that these transactions queue for; None where there is none."""
+    row: Callable[..., str] | None = getattr(tx, "queues_for", None)
+    return None if row is None else row(*args, **kwargs)
 
 
 class Tx:
@@ -44,6 +67,11 @@ class Tx:
         """A cursor of the driver, in this very transaction (for :class:`Prepared`)."""
         return self.conn.connection.cursor()
 
+    @property
+    def asks_wall(self) -> bool:
+        """Whether the time is the database's own."""
+        return self._wall is None
+
     def wall(self) -> float:
         """Seconds since the epoch by the store's clock, not the transaction's start."""
         if self._wall is not None:
@@ -56,3 +84,8 @@ class Tx:
         if self._now is None:
             self._now = self._read_now(self)
         return self._now
+
+    def came_with(self, now: Now) -> None:
+        """What was read brought the time along, which is read once."""
+        if self._now is None:
+            self._now = now
