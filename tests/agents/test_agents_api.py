@@ -10,14 +10,18 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+import sqlalchemy as sa
 from agents_site import HOST, SECRET, Site, facts
 
 from unstuck.core.agents import Answer, Claim, Heartbeat, Register, Registered, Report
 from unstuck.core.server.data import BootImage, Fence, Gone, ImageRole, Observation, Step, Thing
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Incompatible, Refused, Superseded, Unreachable
+from unstuck.host.driver import DriverError
+from unstuck.host.drivers.instant import InstantDriver
 from unstuck.host.images import FetchError
-from unstuck.store import servers
+from unstuck.store import agents, servers
+from unstuck.store.schema.compute import hosts
 
 
 async def register(control: HttpControl, start: str, machine: str = "machine") -> Registered:
@@ -68,6 +72,39 @@ def test_the_next_agent_adopts_and_the_last_one_ends(site: Site) -> None:
         await site.until(server_id, "stopped")
         assert not marker.exists() or marker.stat().st_mtime_ns != before
         assert await second.end() == 0
+        port.end(0)
+        await plane
+
+    asyncio.run(main())
+
+
+def test_a_host_is_given_nothing_until_it_can_see_what_it_holds(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, goes on with what it has, and says it again with its heartbeats."""
+    seen = asyncio.Event()
+
+    async def holdings(driver: InstantDriver) -> Any:
+        if not seen.is_set():
+            raise DriverError("the folder cannot be read")
+        return ()
+
+    monkeypatch.setattr(InstantDriver, "holdings", holdings)
+    monkeypatch.setattr(agents, "HEARTBEAT", 0.05)
+    site.store.transact(lambda tx: tx.execute(sa.update(hosts).values(told_session="the last one")))
+
+    async def main() -> None:
+        port = site.control_port()
+        plane = site.control(port)
+        agent = site.agent()
+        server_id = await site.create()
+        async with asyncio.timeout(20):
+            while not agent.agent.caught_up:  # noqa: ASYNC110 (an agent sets no event)
+                await asyncio.sleep(0.01)
+        assert not await site.store.run(servers.place, server_id, HOST, "nonce")
+        seen.set()
+        await site.until(server_id, "active")
+        assert await agent.end() == 0
         port.end(0)
         await plane
 

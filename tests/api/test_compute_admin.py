@@ -10,7 +10,7 @@ from api_cloud import Cloud
 from tests.compute_site import Site
 
 from unstuck.api.app import SERVICES
-from unstuck.store import clock
+from unstuck.store import clock, generation
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import hosts
 
@@ -198,6 +198,20 @@ def test_explanations(admin: Cloud, demo: Cloud, site: Site) -> None:
     theirs = server(admin, site)
     assert demo.get(f"/unstuck/v1/explain/server/{theirs}").status_code == 404
     assert demo.get(f"/unstuck/v1/explain/planet/{theirs}").status_code == 404
+
+
+def test_an_explanation_names_the_host_that_has_not_said_what_it_holds(demo: Cloud, site: Site) -> None:
+    """The create is taken at once; what is waited for, and for how long, is shown."""
+    site.store.transact(generation.tick, lease_seconds=30.0)
+    unheard = sa.update(hosts).values(told_session="the last one")
+    site.store.transact(lambda tx: tx.execute(unheard))
+    server_id = server(demo, site)
+    site.settle()
+    shown = demo.get(f"/unstuck/v1/explain/server/{server_id}").json()
+    assert shown["status"] == "BUILD"
+    assert [condition["code"] for condition in shown["conditions"]] == ["host-unheard"]
+    assert "host-1 has not said yet what it holds" in shown["reason"]
+    assert 0 < shown["by_seconds"] <= 60
 
 
 def test_status_and_inventory(admin: Cloud, demo: Cloud, site: Site) -> None:
