@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import io
 import json
+import locale
 import logging
 import os
 import socket
@@ -131,6 +132,7 @@ class Shell:
 
         out, errors = io.StringIO(), io.StringIO()
         forget_clients()
+        before = locale.setlocale(locale.LC_ALL)
         logging.disable(logging.DEBUG)  # some of its debug lines have wrong arguments, which pytest minds
         with (
             surroundings(self._variables), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors)
@@ -140,6 +142,7 @@ class Shell:
             except SystemExit as end:  # argparse
                 status = int(end.code or 0)
             finally:
+                locale.setlocale(locale.LC_ALL, before)  # it sets its own, for the tests after it too
                 logging.disable(logging.NOTSET)
         return status or 0, out.getvalue(), errors.getvalue()
 

@@ -123,7 +123,7 @@ def test_the_control_plane_is_alone_with_its_children_and_may_do_little() -> Non
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_understands_every_line(name: str, tmp_path: Path) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8").replace("/opt/unstuck/bin/unstuck", sys.executable)
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True,
         timeout=60, check=False,

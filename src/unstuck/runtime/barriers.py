@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,9 @@ VARIABLE = "UNSTUCK_STOP_AT"
 
 
 def stop_myself() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """Stop the process, and this thread at once: a signal to the whole process may be taken by another
+    thread, and this one would run on for a moment, past its barrier (a commit did)."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 class Barriers:
