@@ -26,7 +26,7 @@ class FakeHost:
         self.ram_mb = ram_mb
         self.incarnation = 0
         self.register()
-        store.transact(tell, self.id, Holdings(self.incarnation, self.next(), ()))
+        self.tell()
 
     def register(self, **more: Any) -> None:
         """A new agent, which may find another machine than the last one did."""
@@ -35,6 +35,10 @@ class FakeHost:
         )
         ask = Register(f"start-{self.incarnation}", facts, self.incarnation)
         self.incarnation = self.store.transact(agents.register, self.id, ask).incarnation
+
+    def tell(self) -> None:
+        """What it holds: nothing. Asked of it whenever the store was opened anew."""
+        self.store.transact(tell, self.id, Holdings(self.incarnation, self.next(), ()))
 
     def next(self) -> int:
         self.sequence += 1

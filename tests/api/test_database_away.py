@@ -68,6 +68,7 @@ def test_every_api_says_so_in_its_own_format_and_goes_on_when_it_is_back(
     for _, path, _ in FORMATS[:1]:
         assert demo.get(path).status_code == 200
     assert demo.ask("POST", "/compute/v2.1/servers", json=site.body()).status_code == 202
+    site.host.tell()
     site.settle()
     assert [item["status"] for item in demo.get("/compute/v2.1/servers/detail").json()["servers"]] == [
         "ACTIVE"

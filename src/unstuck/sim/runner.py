@@ -144,6 +144,7 @@ class Run:
         self.expected: dict[str, str] = {}
         self.control: Process | None = None
         self.agents: dict[str, Process] = {}
+        self.down_until: dict[str, float] = {}
         self.drivers: dict[Process, SimDriver] = {}
         self.minds: dict[str, Agent] = {}
         self.scripts = 0
@@ -182,7 +183,15 @@ class Run:
         process.spawn("servers", controller.servers_forever())
         process.spawn("tick", controller.tick_forever())
 
+    def host_down(self, host: SimHost, seconds: float) -> None:
+        """Its agent ends and nothing starts one there, neither who replaces a frozen one, until then."""
+        self.agents[host.id].kill()
+        self.down_until[host.id] = self.engine.now + seconds
+        self.engine.at(seconds, functools.partial(self.boot_agent, host))
+
     def boot_agent(self, host: SimHost) -> None:
+        if self.engine.now < self.down_until.get(host.id, 0.0):
+            return
         old = self.agents.get(host.id)
         if old is not None:
             old.kill()  # the host's lock: whoever takes over ends the holder first
@@ -600,8 +609,7 @@ class SimUser:
         """The agents end; their guests run on; ``seconds`` later the agents are started again."""
         run = self._run
         for host in run.hosts:
-            run.agents[host.id].kill()
-            run.engine.at(seconds, functools.partial(run.boot_agent, host))
+            run.host_down(host, seconds)
 
     async def host_of_dies(self, name: str, seconds: float) -> None:
         """The agent of the server's host ends, as soon as it has one; it is started again later."""
@@ -609,8 +617,7 @@ class SimUser:
         while (host_id := run.store.read(_host_of, name)) is None:
             await self.wait(0.5)
         self._lost = host_id
-        run.agents[host_id].kill()
-        run.engine.at(seconds, lambda: run.boot_agent(next(h for h in run.hosts if h.id == host_id)))
+        run.host_down(next(host for host in run.hosts if host.id == host_id), seconds)
 
     async def lose(self) -> None:
         await self._request("lose", host_loss.force_down, self._lost, down=True)

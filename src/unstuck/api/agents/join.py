@@ -30,7 +30,7 @@ class JoinBody(Body, frozen=True, kw_only=True):
 
 async def new_token(call: Call) -> Reply:
     """``POST /unstuck/v1/join-tokens``: shown once, kept as a hash."""
-    token = secrets.token_urlsafe(24)
+    token = f"join-{secrets.token_urlsafe(24)}"  # bare, it may begin with a dash and look like an option
     await call.store.run(make_token, _hash(token), SECONDS)
     return Reply({"join_token": {"token": token, "expires_seconds": SECONDS}})
 
