@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -88,62 +88,73 @@ def delete_role(tx: Tx, role_id: str) -> None:
     changed(tx)
 
 
-def grant(tx: Tx, user_id: str, project_id: str, role_id: str) -> None:
-    """Give a user a role in a project; again is no error."""
-    get_user(tx, user_id)
+class _Holders(msgspec.Struct, frozen=True):
+    """Users or groups: their table of assignments, and how to see that one of them is there."""
+
+    kind: str
+    table: sa.Table
+    get: Callable[[Tx, str], object]
+
+    def match(self, key: str, project_id: str, role_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+        columns = self.table.c
+        who = columns[f"{self.kind}_id"]
+        return who == key, columns.project_id == project_id, columns.role_id == role_id
+
+
+_USERS = _Holders("user", role_assignments, get_user)
+_GROUPS = _Holders("group", group_role_assignments, get_group)
+
+
+def _has(tx: Tx, of: _Holders, key: str, project_id: str, role_id: str) -> bool:
+    query = sa.select(of.table.c.role_id).where(*of.match(key, project_id, role_id))
+    return tx.execute(query).first() is not None
+
+
+def _grant(tx: Tx, of: _Holders, key: str, project_id: str, role_id: str) -> None:
+    of.get(tx, key)
     get_project(tx, project_id)
     get_role(tx, role_id)
-    if not has_role(tx, user_id, project_id, role_id):
-        values = {"user_id": user_id, "project_id": project_id, "role_id": role_id}
-        tx.execute(sa.insert(role_assignments).values(values))
+    if not _has(tx, of, key, project_id, role_id):
+        values = {f"{of.kind}_id": key, "project_id": project_id, "role_id": role_id}
+        tx.execute(sa.insert(of.table).values(values))
         changed(tx)
+
+
+def _revoke(tx: Tx, of: _Holders, key: str, project_id: str, role_id: str) -> None:
+    if not _has(tx, of, key, project_id, role_id):
+        raise NotFound(f"Could not find role assignment with role: {role_id}, {of.kind}: {key}.")
+    tx.execute(sa.delete(of.table).where(*of.match(key, project_id, role_id)))
+    changed(tx)
+
+
+def grant(tx: Tx, user_id: str, project_id: str, role_id: str) -> None:
+    """Give a user a role in a project; again is no error."""
+    _grant(tx, _USERS, user_id, project_id, role_id)
 
 
 def revoke(tx: Tx, user_id: str, project_id: str, role_id: str) -> None:
     """Take a role away; it counts from the next request on."""
-    if not has_role(tx, user_id, project_id, role_id):
-        raise NotFound(f"Could not find role assignment with role: {role_id}, user: {user_id}.")
-    table = role_assignments
-    tx.execute(sa.delete(table).where(*_match(table, table.c.user_id, user_id, project_id, role_id)))
-    changed(tx)
+    _revoke(tx, _USERS, user_id, project_id, role_id)
 
 
 def has_role(tx: Tx, user_id: str, project_id: str, role_id: str) -> bool:
     """Whether exactly this assignment exists (implied roles and groups do not count)."""
-    table = role_assignments
-    query = sa.select(table.c.role_id).where(*_match(table, table.c.user_id, user_id, project_id, role_id))
-    return tx.execute(query).first() is not None
+    return _has(tx, _USERS, user_id, project_id, role_id)
 
 
 def grant_group(tx: Tx, group_id: str, project_id: str, role_id: str) -> None:
     """Give all members of a group a role in a project; again is no error."""
-    get_group(tx, group_id)
-    get_project(tx, project_id)
-    get_role(tx, role_id)
-    if not group_has_role(tx, group_id, project_id, role_id):
-        values = {"group_id": group_id, "project_id": project_id, "role_id": role_id}
-        tx.execute(sa.insert(group_role_assignments).values(values))
-        changed(tx)
+    _grant(tx, _GROUPS, group_id, project_id, role_id)
 
 
 def revoke_group(tx: Tx, group_id: str, project_id: str, role_id: str) -> None:
     """Take it away again."""
-    if not group_has_role(tx, group_id, project_id, role_id):
-        raise NotFound(f"Could not find role assignment with role: {role_id}, group: {group_id}.")
-    table = group_role_assignments
-    tx.execute(sa.delete(table).where(*_match(table, table.c.group_id, group_id, project_id, role_id)))
-    changed(tx)
+    _revoke(tx, _GROUPS, group_id, project_id, role_id)
 
 
 def group_has_role(tx: Tx, group_id: str, project_id: str, role_id: str) -> bool:
     """Whether exactly this assignment exists."""
-    table = group_role_assignments
-    query = sa.select(table.c.role_id).where(*_match(table, table.c.group_id, group_id, project_id, role_id))
-    return tx.execute(query).first() is not None
-
-
-def _match(table: sa.Table, who: sa.ColumnElement[Any], key: str, project_id: str, role_id: str) -> Any:
-    return who == key, table.c.project_id == project_id, table.c.role_id == role_id
+    return _has(tx, _GROUPS, group_id, project_id, role_id)
 
 
 def roles_of_group(tx: Tx, group_id: str, project_id: str) -> list[Role]:

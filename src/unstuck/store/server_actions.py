@@ -15,7 +15,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.readdress import ADDRESS_TAKEN
 from unstuck.store.rows import bump_world, judge
 from unstuck.store.schema.compute import servers
-from unstuck.store.server_lists import check_owner
+from unstuck.store.server_lists import check_owner, within_project
 from unstuck.store.servers import (
     Caller,
     change_intent,
@@ -120,25 +120,7 @@ def _write(tx: Tx, server_id: str, **values: float | str | None) -> None:
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(stamped))
 
 
-def pause_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`pause_server` within the project; 404 for another's."""
-    check_owner(tx, server_id, project_id)
-    return pause_server(tx, server_id, caller)
-
-
-def unpause_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`unpause_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return unpause_server(tx, server_id, caller)
-
-
-def suspend_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`suspend_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return suspend_server(tx, server_id, caller)
-
-
-def resume_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`resume_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return resume_server(tx, server_id, caller)
+pause_own = within_project(pause_server)
+unpause_own = within_project(unpause_server)
+suspend_own = within_project(suspend_server)
+resume_own = within_project(resume_server)

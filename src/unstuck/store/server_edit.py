@@ -16,8 +16,7 @@ from unstuck.store.asks import ask_host
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import servers
-from unstuck.store.server_lists import Shown, check_owner, find_server, show_server
-from unstuck.store.servers import Caller
+from unstuck.store.server_lists import Shown, check_owner, find_server, show_server, within_project
 
 MAX_TAGS = 50
 _spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
@@ -79,28 +78,10 @@ def change_tags(
     return made
 
 
-def stop_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`servers.stop_server` within the project; 404 for another's."""
-    check_owner(tx, server_id, project_id)
-    return actions.stop_server(tx, server_id, caller)
-
-
-def start_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`servers.start_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return actions.start_server(tx, server_id, caller)
-
-
-def reboot_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller, *, soft: bool) -> str | None:
-    """:func:`servers.reboot_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return actions.reboot_server(tx, server_id, caller, soft=soft)
-
-
-def delete_own(tx: Tx, server_id: str, project_id: str | None, caller: Caller) -> str | None:
-    """:func:`servers.delete_server` within the project."""
-    check_owner(tx, server_id, project_id)
-    return actions.delete_server(tx, server_id, caller)
+stop_own = within_project(actions.stop_server)
+start_own = within_project(actions.start_server)
+reboot_own = within_project(actions.reboot_server)
+delete_own = within_project(actions.delete_server)
 
 
 def ask_console(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +18,10 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.rows import JOINED, loaded_from
 from unstuck.store.schema.compute import servers
 from unstuck.store.schema.network import networks, ports
+from unstuck.store.servers import Caller
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CHUNK = 500
 
@@ -239,3 +243,18 @@ def check_owner(tx: Tx, server_id: str, project_id: str | None) -> None:
     row = _OWNER.first(tx, server=server_id)
     if row is None or row.removed or (project_id is not None and row.project_id != project_id):
         raise NotFound(f"Instance {server_id} could not be found.")
+
+
+def within_project(
+    action: Callable[Concatenate[Tx, str, Caller, P], T],
+) -> Callable[Concatenate[Tx, str, str | None, Caller, P], T]:
+    """The same transaction for a caller of this project (``None``: any); 404 for another's server."""
+
+    def own(
+        tx: Tx, server_id: str, project_id: str | None, caller: Caller, /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        check_owner(tx, server_id, project_id)
+        return action(tx, server_id, caller, *args, **kwargs)
+
+    own.__name__ = action.__name__  # which a kill can be aimed at
+    return own

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from unstuck.api.compute.common import BASE, as_text, caller, gate, scope, wake
+from unstuck.api.compute.common import BASE, as_text, caller, gate, handing_on, scope, wake
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Reply, Route, actions
@@ -21,28 +21,10 @@ class State(Body, frozen=True, kw_only=True):
     state: Literal["active", "error"]
 
 
-async def pause(call: Call) -> Reply:
-    """Action ``pause``."""
-    wake(call, await call.store.run(store.pause_own, call.params["id"], scope(call), caller(call)))
-    return Reply()
-
-
-async def unpause(call: Call) -> Reply:
-    """Action ``unpause``."""
-    wake(call, await call.store.run(store.unpause_own, call.params["id"], scope(call), caller(call)))
-    return Reply()
-
-
-async def suspend(call: Call) -> Reply:
-    """Action ``suspend``."""
-    wake(call, await call.store.run(store.suspend_own, call.params["id"], scope(call), caller(call)))
-    return Reply()
-
-
-async def resume(call: Call) -> Reply:
-    """Action ``resume``."""
-    wake(call, await call.store.run(store.resume_own, call.params["id"], scope(call), caller(call)))
-    return Reply()
+pause = handing_on(store.pause_own)
+unpause = handing_on(store.unpause_own)
+suspend = handing_on(store.suspend_own)
+resume = handing_on(store.resume_own)
 
 
 async def lock(call: Call) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,8 @@ import msgspec
 from unstuck.api.errors import ApiError, bad_request, not_found
 from unstuck.api.microversions import Version
 from unstuck.api.pages import MAX_LIMIT, parse_limit
-from unstuck.api.routes import Call
+from unstuck.api.routes import Call, Handler, Reply
+from unstuck.store.engine import Tx
 from unstuck.store.servers import Caller
 
 BASE: Final = "/compute/v2.1"
@@ -48,6 +50,16 @@ def wake(call: Call, host_id: str | None, *, control: bool = False) -> None:
         call.app.notifier.wake(f"host:{host_id}")
     if control:
         call.app.notifier.wake("control")
+
+
+def handing_on(action: Callable[[Tx, str, str | None, Caller], str | None]) -> Handler:
+    """The handler of an action that needs nothing but its server, done within the caller's project."""
+
+    async def handler(call: Call) -> Reply:
+        wake(call, await call.store.run(action, call.params["id"], scope(call), caller(call)))
+        return Reply()
+
+    return handler
 
 
 def gate(call: Call, field: str, value: Any, since: Version, until: Version = (9, 0)) -> None:

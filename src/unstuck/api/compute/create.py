@@ -7,7 +7,7 @@ import binascii
 import ipaddress
 import re
 import secrets
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import UNSET, UnsetType, field
 
@@ -157,8 +157,7 @@ def _asked(call: Call, new: NewServer, reservation: str) -> Asked:
     if most > 1 and (hostname or any(nic.address for nic in nics)):
         raise bad_request("max_count: hostname and fixed_ip can be given for a single server only.")
     zone, host = _zone(call, new)
-    if new.disk_config not in ("AUTO", "MANUAL"):
-        raise bad_request("Invalid input for field OS-DCF:diskConfig: it is AUTO or MANUAL.")
+    disk_config = _disk_config(new.disk_config)
     return Asked(
         name=as_name(new.name, "name"),
         description=as_text(
@@ -172,7 +171,7 @@ def _asked(call: Call, new: NewServer, reservation: str) -> Asked:
         zone=zone,
         host=host,
         config_drive=bool(new.config_drive) and as_bool(new.config_drive, "config_drive"),
-        disk_config=new.disk_config,
+        disk_config=disk_config,
         access_ipv4=as_address(new.access_ipv4, "accessIPv4", 4),
         access_ipv6=as_address(new.access_ipv6, "accessIPv6", 6),
         user_data=check_user_data(new.user_data),
@@ -252,6 +251,42 @@ def as_address(value: str | None, name: str, version: int) -> str:
     if parsed is None or parsed.version != version or "%" in value:
         raise bad_request(f"Invalid input for field {name}: {value[:60]!r} is not an IPv{version} address.")
     return str(parsed)
+
+
+def _disk_config(value: str) -> str:
+    if value not in ("AUTO", "MANUAL"):
+        raise bad_request("Invalid input for field OS-DCF:diskConfig: it is AUTO or MANUAL.")
+    return value
+
+
+class Describing(Protocol):
+    """What only describes a server, in the requests that may change it; unset: it stays."""
+
+    @property
+    def access_ipv4(self) -> str | UnsetType | None: ...
+
+    @property
+    def access_ipv6(self) -> str | UnsetType | None: ...
+
+    @property
+    def description(self) -> str | UnsetType | None: ...
+
+    @property
+    def disk_config(self) -> str | UnsetType: ...
+
+
+def describing(asked: Describing) -> dict[str, Any]:
+    """The columns that are to change, checked."""
+    values: dict[str, Any] = {}
+    if not isinstance(asked.access_ipv4, UnsetType):
+        values["access_ipv4"] = as_address(asked.access_ipv4, "accessIPv4", 4)
+    if not isinstance(asked.access_ipv6, UnsetType):
+        values["access_ipv6"] = as_address(asked.access_ipv6, "accessIPv6", 6)
+    if not isinstance(asked.description, UnsetType):
+        values["description"] = as_text(asked.description, "description")
+    if not isinstance(asked.disk_config, UnsetType):
+        values["disk_config"] = _disk_config(asked.disk_config)
+    return values
 
 
 def check_metadata(items: dict[str, str]) -> dict[str, str]:

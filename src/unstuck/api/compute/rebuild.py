@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
-from unstuck.api.compute.common import BASE, as_bool, as_name, as_text, as_uuid, caller, gate, scope, wake
-from unstuck.api.compute.create import as_address, check_hostname, check_metadata, check_user_data
+from unstuck.api.compute.common import BASE, as_bool, as_name, as_uuid, caller, gate, scope, wake
+from unstuck.api.compute.create import check_hostname, check_metadata, check_user_data, describing
 from unstuck.api.compute.views import update_view
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
@@ -78,29 +78,13 @@ def _asked(call: Call, body: Rebuild) -> store.Rebuild:
     key = body.key_name
     return store.Rebuild(
         image_id=as_uuid(body.image_ref.rstrip("/").rpartition("/")[2], "imageRef"),
-        columns=_columns(body),
+        columns=describing(body),
         name=UNSET if isinstance(body.name, UnsetType) else as_name(body.name, "name"),
         metadata=UNSET if isinstance(body.metadata, UnsetType) else check_metadata(body.metadata),
         key_name=key if isinstance(key, UnsetType) or key is None else as_name(key, "key_name"),
         user_data=UNSET if isinstance(body.user_data, UnsetType) else check_user_data(body.user_data),
         hostname=UNSET if isinstance(body.hostname, UnsetType) else check_hostname(call, body.hostname),
     )
-
-
-def _columns(body: Rebuild) -> dict[str, Any]:
-    """What only describes the server."""
-    values: dict[str, Any] = {}
-    if not isinstance(body.access_ipv4, UnsetType):
-        values["access_ipv4"] = as_address(body.access_ipv4, "accessIPv4", 4)
-    if not isinstance(body.access_ipv6, UnsetType):
-        values["access_ipv6"] = as_address(body.access_ipv6, "accessIPv6", 6)
-    if not isinstance(body.description, UnsetType):
-        values["description"] = as_text(body.description, "description")
-    if not isinstance(body.disk_config, UnsetType):
-        if body.disk_config not in ("AUTO", "MANUAL"):
-            raise bad_request("Invalid input for field OS-DCF:diskConfig: it is AUTO or MANUAL.")
-        values["disk_config"] = body.disk_config
-    return values
 
 
 ROUTES: list[Route] = [

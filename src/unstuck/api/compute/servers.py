@@ -11,15 +11,15 @@ from unstuck.api.compute.common import (
     BASE,
     as_int,
     as_name,
-    as_text,
     caller,
     gate,
+    handing_on,
     scope,
     wake,
 )
-from unstuck.api.compute.create import as_address, check_hostname
+from unstuck.api.compute.create import check_hostname, describing
 from unstuck.api.compute.views import show_view, update_view
-from unstuck.api.errors import bad_request, conflict
+from unstuck.api.errors import conflict
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Reply, Route, actions, route
 from unstuck.core.server.status import host_status
@@ -70,20 +70,8 @@ async def update(call: Call) -> Reply:
 
 
 def _columns(asked: Changes) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if not isinstance(asked.name, UnsetType):
-        values["name"] = as_name(asked.name, "name")
-    if not isinstance(asked.access_ipv4, UnsetType):
-        values["access_ipv4"] = as_address(asked.access_ipv4, "accessIPv4", 4)
-    if not isinstance(asked.access_ipv6, UnsetType):
-        values["access_ipv6"] = as_address(asked.access_ipv6, "accessIPv6", 6)
-    if not isinstance(asked.description, UnsetType):
-        values["description"] = as_text(asked.description, "description")
-    if not isinstance(asked.disk_config, UnsetType):
-        if asked.disk_config not in ("AUTO", "MANUAL"):
-            raise bad_request("Invalid input for field OS-DCF:diskConfig: it is AUTO or MANUAL.")
-        values["disk_config"] = asked.disk_config
-    return values
+    name = {} if isinstance(asked.name, UnsetType) else {"name": as_name(asked.name, "name")}
+    return {**name, **describing(asked)}
 
 
 async def delete(call: Call) -> Reply:
@@ -93,18 +81,8 @@ async def delete(call: Call) -> Reply:
     return Reply()
 
 
-async def stop(call: Call) -> Reply:
-    """Action ``os-stop``."""
-    host = await call.store.run(store.stop_own, call.params["id"], scope(call), caller(call))
-    wake(call, host)
-    return Reply()
-
-
-async def start(call: Call) -> Reply:
-    """Action ``os-start``."""
-    host = await call.store.run(store.start_own, call.params["id"], scope(call), caller(call))
-    wake(call, host)
-    return Reply()
+stop = handing_on(store.stop_own)
+start = handing_on(store.start_own)
 
 
 async def reboot(call: Call) -> Reply:
