@@ -7,9 +7,11 @@ import itertools
 import time
 from collections.abc import Iterator
 
+from tests.tiny_image import fake_tiny
+
 from bench.databases import Database
 from bench.figure import Figure, figure, times
-from bench.site import Site, User, cpu_seconds, new_site, small_image, user
+from bench.site import Site, User, cpu_seconds, new_site, user
 
 AT_ONCE = 50
 EACH = 6
@@ -21,7 +23,7 @@ def creates(database: Database) -> Iterator[Figure]:
     with database.fresh() as url, new_site("instant", url) as site:
         control = site.control()
         agent, _ = site.agent()
-        with user(site, small_image(site.folder / "image")) as client:
+        with user(site, fake_tiny(site.folder / "image")) as client:
             client.lift_limits()
             client.until_active(client.create("warm"))
             before = cpu_seconds(control), cpu_seconds(agent)

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from tests.tiny_image import fake_tiny
+
 from bench.bare import Bare
 from bench.databases import Database
 from bench.figure import Figure, figure, times
-from bench.site import Site, User, kill_hard, new_site, pss_mb, small_image, until, user
+from bench.site import Site, User, kill_hard, new_site, pss_mb, until, user
 from unstuck.core.server.data import Flavor
 
 ROUNDS = {"instant": 40, "qemu": 7, "recovery": 5, "up": 5}
@@ -24,7 +26,7 @@ def instant(database: Database) -> Iterator[Figure]:
     with database.fresh() as url, new_site("instant", url) as site:
         site.control()
         site.agent()
-        with user(site, small_image(site.folder / "image")) as client:
+        with user(site, fake_tiny(site.folder / "image")) as client:
             posts, actives = [], []
             for number in range(WARM + ROUNDS["instant"]):
                 began = time.monotonic()

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import msgspec
+from tests.tiny_image import fake_tiny
 
 from bench.databases import Database
 from bench.figure import Figure, figure, spread, times
 from bench.fill import clone
 from bench.line import Line
-from bench.site import new_site, small_image, user
+from bench.site import new_site, user
 
 SERVERS = 999
 """And the one they were cloned from."""
@@ -26,7 +27,7 @@ def lists(database: Database) -> Iterator[Figure]:
     with database.fresh() as url, new_site("instant", url) as site:
         site.control()
         site.agent()
-        with user(site, small_image(site.folder / "image")) as client:
+        with user(site, fake_tiny(site.folder / "image")) as client:
             server = client.create("bench")
             client.until_active(server)
             shown = client.cloud.get(f"/compute/v2.1/servers/{server}")["server"]

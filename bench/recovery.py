@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
+from tests.tiny_image import fake_tiny
+
 from bench.creates import until_built
 from bench.databases import Database
 from bench.deaf import Deaf
 from bench.figure import Figure, figure, spread
-from bench.site import Site, User, kill_hard, new_site, small_image, until, user
+from bench.site import Site, User, kill_hard, new_site, until, user
 
 GUESTS = 100
 ROUNDS = 3
@@ -23,7 +25,7 @@ def hundred(database: Database) -> Iterator[Figure]:
     for _ in range(ROUNDS):
         with database.fresh() as url, new_site("instant", url) as site:
             site.control()
-            with user(site, small_image(site.folder / "image")) as client:
+            with user(site, fake_tiny(site.folder / "image")) as client:
                 client.lift_limits()
                 seconds.append(_once(site, client))
     yield figure(f"{database.name}: recovery of {GUESTS} guests", median(seconds), "s", 1, spread(seconds, 1))

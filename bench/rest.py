@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from tests.tiny_image import fake_tiny
 
 from bench.databases import Database
 from bench.figure import Figure, figure, spread
 from bench.fill import clone
 from bench.line import Line
-from bench.site import Site, User, kill_hard, new_site, small_image, user
+from bench.site import Site, User, kill_hard, new_site, user
 from unstuck.core.agents import PROTOCOL, Heartbeat, Register, Registered, Report, World
 from unstuck.core.server.data import Observation, Running, Step, Thing
 from unstuck.host.main import facts, read_identity
@@ -62,7 +63,7 @@ def _cloud(database: Database, count: int) -> Iterator[Resting]:
     with database.fresh() as url, new_site("instant", url) as site:
         control = site.control()
         agent, _ = site.agent()
-        with user(site, small_image(site.folder / "image")) as client:
+        with user(site, fake_tiny(site.folder / "image")) as client:
             client.lift_limits()
             server = client.create("bench")
             client.until_active(server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 
 from bench.line import Line
 from unstuck.cli import tiny
@@ -50,22 +48,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def small_image(folder: Path) -> Path:
-    """Kernel, ramdisk and disk of a few bytes, for guests that are files."""
-    folder.mkdir()
-    files = {}
-    for role, name, kind in (("kernel", "k", "aki"), ("ramdisk", "r", "ari"), ("disk", "d", "raw")):
-        data = role.encode() * 1000
-        (folder / name).write_bytes(data)
-        files[role] = {
-            "name": name, "disk_format": kind, "container_format": "bare" if kind == "raw" else kind,
-            "size": len(data), "sha512": hashlib.sha512(data).hexdigest(),
-        }  # fmt: skip
-    manifest = {"format": 1, "name": "x", "cmdline": "quiet", "min_ram": 64, "sources": "", "files": files}
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    return folder
 
 
 class Site:

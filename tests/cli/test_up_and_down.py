@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
+from tests.tiny_image import fake_tiny
 
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
@@ -228,25 +228,6 @@ def test_a_barrier_stops_one_process_and_its_successor_gets_by(cli: Cli) -> None
     until(lambda: json.loads(cli.run("status", "-o", "json"))["hosts"][0]["state"] == "up")
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
-
-
-def fake_tiny(folder: Path) -> Path:
-    """What `unstuck image build` leaves, with other bytes in it."""
-    folder.mkdir()
-    files = {}
-    for role, name, disk_format in (
-        ("kernel", "vmlinux", "aki"), ("ramdisk", "initrd", "ari"), ("disk", "disk.raw", "raw"),
-    ):  # fmt: skip
-        data = role.encode() * 1000
-        (folder / name).write_bytes(data)
-        files[role] = {
-            "name": name, "disk_format": disk_format, "size": len(data),
-            "container_format": "bare" if disk_format == "raw" else disk_format,
-            "sha512": hashlib.sha512(data).hexdigest(),
-        }  # fmt: skip
-    manifest = {"format": 1, "name": "x", "cmdline": "quiet", "min_ram": 64, "sources": "", "files": files}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
 
 
 def create(cloud: Cloud, name: str, networks: str = "auto") -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.many import Many, fake_tiny, free_port
+from tests.processes.many import Many, free_port
+from tests.tiny_image import fake_tiny
 from unstuck.runtime.state import prepare
 
 

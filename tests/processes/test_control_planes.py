@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.postgres import copy, drop, url
-from tests.processes.many import Many, Process, create, fake_tiny, free_port
+from tests.processes.many import Many, Process, create, free_port
+from tests.tiny_image import fake_tiny
 from unstuck.cli import tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError

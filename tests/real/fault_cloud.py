@@ -378,6 +378,29 @@ class FaultCloud:
         assert not links, f"interfaces are left: {links}"
 
 
+def uploaded(root: Path, driver: str = "qemu") -> Path:
+    """Make ``root`` a state folder into which the tiny image was uploaded: once for many tests."""
+    image = tiny.built(State(root))
+    if image is None:
+        pytest.skip("the tiny image is not built: make setup")
+    with cloud_in(root, driver) as made:
+        made.start("control")
+        made.upload(image)
+        made.kill("control")
+    return root
+
+
+@contextlib.contextmanager
+def cloud_in(root: Path, driver: str = "qemu") -> Iterator[FaultCloud]:
+    """A cloud in a network of its own; whatever still runs in the end is ended."""
+    with namespace():
+        made = FaultCloud(root, driver)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
 def _ask(address: str, line: str) -> str | None:
     try:
         with socket.create_connection((address, 7), timeout=2.0) as connection:

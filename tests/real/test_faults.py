@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.proof import proves
-from tests.real.fault_cloud import FaultCloud, namespace
-from unstuck.cli import guests, tiny
+from tests.real.fault_cloud import FaultCloud, cloud_in, uploaded
+from unstuck.cli import guests
 from unstuck.runtime.processes import stopped
-from unstuck.runtime.state import State
 
 pytestmark = [
     pytest.mark.root,
@@ -31,19 +30,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder into which the tiny image was uploaded: made once, because uploading is slow."""
-    root = tmp_path_factory.mktemp("faults") / "state"
-    image = tiny.built(State(root))
-    if image is None:
-        pytest.skip("the tiny image is not built: make setup")
-    with namespace():
-        made = FaultCloud(root)
-        try:
-            made.start("control")
-            made.upload(image)
-            made.kill("control")
-        finally:
-            made.close()
-    return root
+    return uploaded(tmp_path_factory.mktemp("faults") / "state")
 
 
 @pytest.fixture
@@ -51,13 +38,9 @@ def cloud(tmp_path: Path, template: Path) -> Iterator[FaultCloud]:
     """A control plane with the tiny image; the agent is the test's own."""
     root = tmp_path / "state"
     shutil.copytree(template, root, copy_function=copy)
-    with namespace():
-        made = FaultCloud(root)
-        try:
-            made.start("control")
-            yield made
-        finally:
-            made.close()
+    with cloud_in(root) as made:
+        made.start("control")
+        yield made
 
 
 def copy(source: str, target: str) -> str:

@@ -15,10 +15,8 @@ import httpx2
 import pytest
 
 from tests.proof import proves
-from tests.real.fault_cloud import FaultCloud, namespace
-from unstuck.cli import tiny
+from tests.real.fault_cloud import FaultCloud, cloud_in, uploaded
 from unstuck.cli.cloud import COMPUTE
-from unstuck.runtime.state import State
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
 MANY = 12
@@ -27,31 +25,15 @@ MANY = 12
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with the tiny image in it."""
-    root = tmp_path_factory.mktemp("peers") / "state"
-    image = tiny.built(State(root))
-    if image is None:
-        pytest.skip("the tiny image is not built: make setup")
-    with namespace():
-        made = FaultCloud(root, "instant")
-        try:
-            made.start("control")
-            made.upload(image)
-            made.kill("control")
-        finally:
-            made.close()
-    return root
+    return uploaded(tmp_path_factory.mktemp("peers") / "state", "instant")
 
 
 @pytest.fixture
 def cloud(tmp_path: Path, template: Path) -> Iterator[FaultCloud]:
     """A state folder in which nothing runs yet."""
     shutil.copytree(template, tmp_path / "state")
-    with namespace():
-        made = FaultCloud(tmp_path / "state", "instant")
-        try:
-            yield made
-        finally:
-            made.close()
+    with cloud_in(tmp_path / "state", "instant") as made:
+        yield made
 
 
 def ends_well(cloud: FaultCloud, *servers: str) -> None:

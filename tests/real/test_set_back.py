@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 
 from tests import postgres
-from tests.real.fault_cloud import FaultCloud, namespace
+from tests.real.fault_cloud import FaultCloud, cloud_in, namespace, uploaded
 from unstuck.blobs.images import folder as image_folder
 from unstuck.cli import tiny
 from unstuck.cli.cloud import connect
 from unstuck.cli.doctor import doctor
 from unstuck.cli.errors import CliError
-from unstuck.runtime.state import State
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
 
@@ -33,30 +32,14 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with the tiny image in it."""
-    root = tmp_path_factory.mktemp("set-back") / "state"
-    image = tiny.built(State(root))
-    if image is None:
-        pytest.skip("the tiny image is not built: make setup")
-    with namespace():
-        made = FaultCloud(root, "instant")
-        try:
-            made.start("control")
-            made.upload(image)
-            made.kill("control")
-        finally:
-            made.close()
-    return root
+    return uploaded(tmp_path_factory.mktemp("set-back") / "state", "instant")
 
 
 @pytest.fixture
 def cloud(tmp_path: Path, template: Path) -> Iterator[FaultCloud]:
     shutil.copytree(template, tmp_path / "state")
-    with namespace():
-        made = FaultCloud(tmp_path / "state", "instant")
-        try:
-            yield made
-        finally:
-            made.close()
+    with cloud_in(tmp_path / "state", "instant") as made:
+        yield made
 
 
 def recovery(cloud: FaultCloud) -> dict[str, Any] | None:

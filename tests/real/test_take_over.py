@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.many import Many, fake_tiny, free_port
+from tests.processes.many import Many, free_port
 from tests.real.fault_cloud import FaultCloud, namespace
 from tests.real.test_faults import cloud as cloud
 from tests.real.test_faults import remove
 from tests.real.test_faults import template as template
+from tests.tiny_image import fake_tiny
 from unstuck.host.drivers.folder import ServerFolder
 from unstuck.host.drivers.qmp import Monitors
 from unstuck.runtime.processes import start_time
