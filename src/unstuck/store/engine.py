@@ -64,8 +64,8 @@ _OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_w
 log = structlog.get_logger(__name__)
 
 _CACHE = "cache_size=-16384"
-"""KiB of pages that a connection keeps: with SQLite's 2 MiB a create beside 100,000 servers takes half as long
-again as beside 1,000, because its indexes do not fit. A small store never fills it."""
+"""KiB of pages that a connection keeps: with SQLite's 2 MiB a create beside 100,000 servers takes half
+as long again as beside 1,000, because its indexes do not fit. A small store never fills it."""
 
 
 class StoreUnavailable(Exception):
