@@ -1,4 +1,4 @@
-"""Verifiers of passwords against a real server: the same as its own, byte for byte, and good to log in with."""
+"""Verifiers of passwords against a real server: the same as its own, byte for byte."""
 
 from __future__ import annotations
 

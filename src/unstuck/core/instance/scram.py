@@ -1,4 +1,4 @@
-"""What PostgreSQL stores of a password (RFC 5802, RFC 7677): made where the password arrives, kept nowhere else.
+"""What PostgreSQL stores of a password (RFC 5802, RFC 7677): made where it arrives, kept nowhere else.
 
 Format: ``SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>``, all base64, as in ``pg_authid``.
 """
@@ -32,7 +32,7 @@ def verifier(password: str, *, salt: bytes, iterations: int = ITERATIONS) -> str
 
 
 def prepared(password: str) -> bytes:
-    """The password's bytes after SASLprep (RFC 4013); as it is where that forbids it, as libpq and the server do."""
+    """The password's bytes after SASLprep (RFC 4013); as it is where that forbids it, as libpq does."""
     if password.isascii():
         return password.encode()
     mapped = "".join(
@@ -47,7 +47,7 @@ def prepared(password: str) -> bytes:
 
 
 def _one_way(text: str) -> bool:
-    """Right-to-left text has no left-to-right letters in it, and begins and ends with its own (RFC 3454, 6)."""
+    """Right-to-left text has no left-to-right letters in it, and begins and ends with its own (RFC 3454)."""
     if not any(stringprep.in_table_d1(char) for char in text):
         return True
     if any(stringprep.in_table_d2(char) for char in text):
