@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 import zstandard
 
 from unstuck.blobs.keys import BadKey, seal, unseal
 from unstuck.blobs.objects import sha256
+from unstuck.core.backup.content import Chunk
+
+__all__ = ["CHUNK_SIZE", "Chunk", "Damaged", "chunk_key", "make_chunk", "open_chunk", "prefix_of"]
 
 CHUNK_SIZE: Final = 4 << 20
 """Bytes of plain data in a piece; the last one is shorter. An agent holds a few of them."""
@@ -21,16 +23,6 @@ _NO_LARGER: Final = CHUNK_SIZE * 4
 
 class Damaged(Exception):
     """A piece is not what its manifest says."""
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """One piece: lengths in bytes, digests sha256 in hex, of the plain data and of the object."""
-
-    index: int
-    length: int
-    digest: str
-    sealed_length: int
-    sealed_digest: str
 
 
 def prefix_of(backup_id: str, attempt: int, nonce: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import Chunk, chunk_key, prefix_of
 from unstuck.blobs.objects import Entry, sha256
+from unstuck.core.backup.content import Datastore, Position
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
@@ -20,21 +21,6 @@ NAME: Final = "manifest.json"
 
 class ManifestError(Exception):
     """A manifest that must not be believed: damaged, forged, of another backup or of an unknown format."""
-
-
-class Datastore(msgspec.Struct, frozen=True):
-    """What the data belongs to. ``server_version`` is the running server's own word."""
-
-    type: str
-    version: str
-    server_version: str
-
-
-class Position(msgspec.Struct, frozen=True):
-    """A place in a datastore's log: PostgreSQL's timeline and LSN."""
-
-    timeline: int
-    lsn: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,12 +132,15 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question that only the host can answer (the end of a console log)."""
+    """A question that only the host can answer (``console``: the end of a console log), or only the agent in
+    a guest (``guest``: ``argument`` is for it, ``seconds`` are left)."""
 
     id: str
     server_id: str
     kind: str
     lines: int | None
+    argument: str = ""
+    seconds: float = 0.0
 
 
 class World(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from unstuck.core.generation import Dispute
+from unstuck.core.instance.want import DatabaseWant
 
 
 class Power(StrEnum):
@@ -60,6 +61,8 @@ class ImageRole(StrEnum):
     DISK = "disk"
     KERNEL = "kernel"
     RAMDISK = "ramdisk"
+    ROOT = "root"
+    """A read-only system tree, the same for every guest that boots from it."""
 
 
 class BootImage(msgspec.Struct, frozen=True, gc=False):
@@ -84,8 +87,30 @@ class Nic(msgspec.Struct, frozen=True, gc=False):
     mtu: int = 1500
 
 
+class Machine(StrEnum):
+    """What runs a guest. People's own images run in virtual machines only."""
+
+    VM = "vm"
+    CONTAINER = "container"
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Who may open connections to a guest: these ports (TCP), from these IPv4 networks, nothing else.
+
+    ``cidrs`` are peers' real addresses; the guest's own network and its host are among them only if named.
+    """
+
+    ports: tuple[int, ...]
+    cidrs: tuple[str, ...]
+
+
 class Spec(msgspec.Struct, frozen=True):
-    """What a guest is made of. ``user_data`` is base64, ``keys`` maps a key's name to its public half."""
+    """What a guest is made of. ``user_data`` is base64, ``keys`` maps a key's name to its public half.
+
+    ``data``: its disk is a volume for data alone, made empty and formatted once, ``flavor.disk_gb`` large;
+    the system comes read-only from the image of role root, and its agent talks to the host's over a channel.
+    ``access``: None where the port is open to its network (an ordinary server).
+    """
 
     name: str
     hostname: str
@@ -97,6 +122,9 @@ class Spec(msgspec.Struct, frozen=True):
     metadata: dict[str, str] = {}
     keys: dict[str, str] = {}
     user_data: str | None = None
+    machine: Machine = Machine.VM
+    data: bool = False
+    access: Access | None = None
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -123,6 +151,8 @@ class Want(msgspec.Struct, frozen=True):
     spec: Spec
     mark: int = 0
     replaced: tuple[str, ...] = ()
+    database: DatabaseWant | None = None
+    """What is wanted of the database instance in it."""
 
 
 class Running(msgspec.Struct, frozen=True, tag=True, gc=False):

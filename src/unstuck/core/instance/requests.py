@@ -1,0 +1,121 @@
+"""What the API asks of a running database through its guest agent: databases, users, root.
+
+Nothing of this is kept in the store: the database is where users and databases are, so it is asked itself,
+each request within a deadline and harmless when repeated. What is not answered in time is refused with that
+reason; whether it was done then shows in the next list.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unstuck.core.instance.want import WantedDatabase, WantedUser
+
+
+class DatabaseInfo(msgspec.Struct, frozen=True):
+    name: str
+
+
+class UserInfo(msgspec.Struct, frozen=True):
+    name: str
+    databases: tuple[str, ...]
+    host: str = "%"
+
+
+class ListDatabases(msgspec.Struct, frozen=True, tag="list-databases"):
+    """Answered with ``Ok.databases``, by name, ``limit`` after ``after``; without the datastore's own."""
+
+    limit: int
+    after: str = ""
+
+
+class CreateDatabases(msgspec.Struct, frozen=True, tag="create-databases"):
+    """All or none where one cannot be made; ``exists`` where one is there."""
+
+    databases: tuple[WantedDatabase, ...]
+
+
+class DropDatabase(msgspec.Struct, frozen=True, tag="drop-database"):
+    name: str
+
+
+class ListUsers(msgspec.Struct, frozen=True, tag="list-users"):
+    """Without the datastore's own users and ours."""
+
+    limit: int
+    after: str = ""
+
+
+class GetUser(msgspec.Struct, frozen=True, tag="get-user"):
+    name: str
+
+
+class CreateUsers(msgspec.Struct, frozen=True, tag="create-users"):
+    users: tuple[WantedUser, ...]
+
+
+class ChangeUser(msgspec.Struct, frozen=True, tag="change-user"):
+    """None: leave as it is."""
+
+    name: str
+    new_name: str | None = None
+    verifier: str | None = None
+
+
+class DropUser(msgspec.Struct, frozen=True, tag="drop-user"):
+    name: str
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    name: str
+    databases: tuple[str, ...]
+
+
+class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
+    name: str
+    database: str
+
+
+class EnableRoot(msgspec.Struct, frozen=True, tag="enable-root"):
+    """A bounded administrator (``root``): may make databases and roles, never reads the server's files."""
+
+    verifier: str
+
+
+class DisableRoot(msgspec.Struct, frozen=True, tag="disable-root"):
+    pass
+
+
+DatabaseRequest = (
+    ListDatabases
+    | CreateDatabases
+    | DropDatabase
+    | ListUsers
+    | GetUser
+    | CreateUsers
+    | ChangeUser
+    | DropUser
+    | Grant
+    | Revoke
+    | EnableRoot
+    | DisableRoot
+)
+
+
+class Ok(msgspec.Struct, frozen=True, tag="ok"):
+    databases: tuple[DatabaseInfo, ...] = ()
+    users: tuple[UserInfo, ...] = ()
+    more: bool = False
+    """There is more after the last one."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """``code``: not-found, exists, invalid, unready (the server does not answer), refused. ``field``: which
+    part of the request, by its name in it."""
+
+    code: str
+    message: str
+    field: str = ""
+
+
+DatabaseAnswer = Ok | Failed

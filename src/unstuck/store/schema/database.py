@@ -1,0 +1,181 @@
+"""Database instances, their backups, and the keys that backups are sealed with.
+
+The CHECKs are law 2 again: no unsettled row without a next look. One live backup of an instance, by an index
+and not by a look before an insert.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from unstuck.store.schema.base import Id, Seconds, metadata
+
+datastores = sa.Table(
+    "datastores",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("default_version_id", Id),
+)
+
+datastore_versions = sa.Table(
+    "datastore_versions",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("datastore_id", Id, sa.ForeignKey("datastores.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("version", sa.String(64), nullable=False),
+    # Images of the service project that its instances boot from (role root, and kernel for machines).
+    sa.Column("image_id", Id),
+    sa.Column("active", sa.Boolean, nullable=False),
+    sa.UniqueConstraint("datastore_id", "name", name="uq_datastore_versions_name"),
+)
+
+instances = sa.Table(
+    "instances",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("user_id", Id, nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("server_id", Id, nullable=False, unique=True),
+    sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
+    sa.Column("flavor_id", sa.String(255), nullable=False),
+    sa.Column("volume_gb", sa.Integer, nullable=False),
+    sa.Column("port", sa.Integer, nullable=False),
+    sa.Column("is_public", sa.Boolean, nullable=False),
+    sa.Column("allowed_cidrs", sa.Text, nullable=False),
+    sa.Column("created", Seconds, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+    sa.Column("updated_wall", Seconds, nullable=False),
+    # Intent. origin: JSON of core.instance.want.Origin; generation names the data (law 3).
+    sa.Column("origin", sa.Text, nullable=False),
+    sa.Column("generation", sa.String(64), nullable=False),
+    sa.Column("restart", sa.BigInteger, nullable=False),
+    sa.Column("settings", sa.Text, nullable=False),
+    sa.Column("protected", sa.Boolean, nullable=False),
+    sa.Column("deleted", sa.Boolean, nullable=False),
+    sa.Column("deleted_wall", Seconds),
+    # An accepted restart or resize that has not come about yet: JSON of core.instance.data.Pending.
+    sa.Column("pending", sa.Text),
+    # The backup that it is made from, held by it as a reader until its data is recorded.
+    sa.Column("restores", Id),
+    # Observation: JSON of core.instance.view.DatabaseView, and the report that it came with.
+    sa.Column("data_recorded", sa.Boolean, nullable=False),
+    sa.Column("seen", sa.Text),
+    sa.Column("alive", sa.Boolean, nullable=False),
+    sa.Column("seen_at", Seconds, nullable=False),
+    sa.Column("seen_wall", Seconds),
+    sa.Column("seen_incarnation", sa.BigInteger, nullable=False),
+    sa.Column("seen_sequence", sa.BigInteger, nullable=False),
+    # The guest agent's present process.
+    sa.Column("guest", sa.BigInteger, nullable=False),
+    sa.Column("guest_start", sa.String(64)),
+    # Bookkeeping. trash_until_wall: until when a deleted one can be brought back; removed: nothing is left.
+    sa.Column("failure", sa.Text),
+    sa.Column("marked_wall", Seconds),
+    sa.Column("trash_until_wall", Seconds),
+    sa.Column("removed", sa.Boolean, nullable=False),
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("next_look", Seconds),
+    sa.CheckConstraint("settled OR next_look IS NOT NULL", name="unsettled_has_a_next_look"),
+    sa.CheckConstraint("deleted = (deleted_wall IS NOT NULL)", name="deleted_since"),
+    sa.CheckConstraint("deleted OR NOT removed", name="only_deleted_ones_are_removed"),
+    sa.CheckConstraint("pending IS NULL OR NOT settled", name="pending_is_unsettled"),
+)
+sa.Index("ix_instances_project", instances.c.project_id, instances.c.created_wall)
+sa.Index(
+    "ix_instances_due",
+    instances.c.next_look,
+    postgresql_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("NOT settled"),
+)
+
+backups = sa.Table(
+    "backups",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("instance_id", Id, nullable=False),
+    sa.Column("instance_name", sa.String(255), nullable=False),
+    sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("description", sa.Text),
+    sa.Column("parent_id", Id),
+    # The backup that this one is the retry of.
+    sa.Column("retry_of", Id),
+    sa.Column("location", sa.Text, nullable=False),
+    sa.Column("created", Seconds, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+    sa.Column("updated_wall", Seconds, nullable=False),
+    # All that decides what comes next: JSON of core.backup.data.Backup without what the columns say.
+    sa.Column("facts", sa.Text, nullable=False),
+    # Copied out of the facts in the same transaction, for indexes and lists.
+    sa.Column("ended", sa.String(16)),
+    sa.Column("deleted", sa.Boolean, nullable=False),
+    sa.Column("removed", sa.Boolean, nullable=False),
+    # The key pair: its public half, and its private half wrapped to ``recipients`` (JSON).
+    sa.Column("recipient", sa.String(128), nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("recipients", sa.Text, nullable=False),
+    # Of the manifest that made it COMPLETED: its prefix, digest, size of the data, and what it says of it.
+    sa.Column("prefix", sa.String(255)),
+    sa.Column("digest", sa.String(64)),
+    sa.Column("size", sa.BigInteger),
+    sa.Column("checked", sa.Text),
+    # The controller that verifies or collects, and until when.
+    sa.Column("owner", sa.String(64)),
+    sa.Column("lease_until", Seconds),
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("next_look", Seconds),
+    sa.CheckConstraint("settled OR next_look IS NOT NULL", name="unsettled_has_a_next_look"),
+    sa.CheckConstraint("(owner IS NULL) = (lease_until IS NULL)", name="owner_has_a_lease"),
+    sa.CheckConstraint("ended IS NOT NULL OR NOT settled", name="live_is_unsettled"),
+)
+sa.Index(
+    "uq_backups_live",
+    backups.c.instance_id,
+    unique=True,
+    postgresql_where=sa.text("ended IS NULL"),
+    sqlite_where=sa.text("ended IS NULL"),
+)
+sa.Index("ix_backups_project", backups.c.project_id, backups.c.updated_wall)
+sa.Index("ix_backups_instance", backups.c.instance_id, backups.c.updated_wall)
+sa.Index(
+    "ix_backups_due",
+    backups.c.next_look,
+    postgresql_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("NOT settled"),
+)
+
+# Every attempt there ever was, so that its objects can be found and collected.
+backup_attempts = sa.Table(
+    "backup_attempts",
+    metadata,
+    sa.Column("backup_id", Id, sa.ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("nonce", sa.String(64), nullable=False, unique=True),
+    sa.Column("since_wall", Seconds, nullable=False),
+    sa.Column("reason", sa.Text),
+)
+
+# Where a project's, or one instance's, backups go: a name of a store that an operator has set up.
+backup_strategies = sa.Table(
+    "backup_strategies",
+    metadata,
+    sa.Column("project_id", Id, primary_key=True),
+    # Empty for the project's own.
+    sa.Column("instance_id", sa.String(36), primary_key=True),
+    sa.Column("container", sa.String(255), nullable=False),
+)
+
+# One key pair per project: backups' keys are wrapped to its public half; its private half is wrapped to the
+# cloud's root key, which lies outside the store.
+project_keys = sa.Table(
+    "project_keys",
+    metadata,
+    sa.Column("project_id", Id, primary_key=True),
+    sa.Column("public", sa.String(128), nullable=False),
+    sa.Column("wrapped", sa.Text, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+)
