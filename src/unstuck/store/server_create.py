@@ -114,7 +114,7 @@ def _new(asked: Asked, server_id: str, index: int, flavor: FlavorRow, spec: Spec
         description=asked.description,
         image_id=asked.image_id,
         flavor_id=flavor.id,
-        flavor=_copy(flavor),
+        flavor=copy_of_flavor(flavor),
         key_name=asked.key_name,
         metadata=asked.metadata,
         tags=asked.tags,
@@ -129,7 +129,7 @@ def _new(asked: Asked, server_id: str, index: int, flavor: FlavorRow, spec: Spec
     )
 
 
-def _copy(flavor: FlavorRow) -> dict[str, object]:
+def copy_of_flavor(flavor: FlavorRow) -> dict[str, object]:
     """The flavor as the server keeps it, in the form that the compute API shows from 2.47 on."""
     return {
         "vcpus": flavor.vcpus,
