@@ -24,7 +24,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, servers
 from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.identity import projects
-from unstuck.store.server_create import copy_of_flavor
+from unstuck.store.server_create import copy_of
 from unstuck.store.server_search import ZONE
 from unstuck.store.servers import Caller, NewServer, insert_server
 from unstuck.store.tx import in_turn
@@ -207,7 +207,7 @@ def _server(asked: AskedInstance, ids: NewIds, flavor: FlavorRow, image_id: str,
     return NewServer(
         id=ids.server, name=asked.name, description=f"database instance {ids.instance}",
         image_id=image_id, flavor_id=flavor.id,
-        flavor=copy_of_flavor(msgspec.structs.replace(flavor, disk_gb=asked.volume_gb)),
+        flavor=copy_of(msgspec.structs.replace(flavor, disk_gb=asked.volume_gb)),
         key_name=None, metadata={}, tags=(), requested_zone=None, config_drive=False,
         disk_config="MANUAL", reservation_id=f"r-{ids.server[:8]}", launch_index=0,
         access_ipv4="", access_ipv6="", spec=spec,

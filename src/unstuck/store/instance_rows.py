@@ -27,20 +27,19 @@ from unstuck.core.instance.control import (
 from unstuck.core.instance.data import Former, Instance, LiveBackup, Pending, PendingKind
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.server.control import Outcome
-from unstuck.core.server.data import Failure, Flavor, Server, Spec, Thing, Trouble
+from unstuck.core.server.data import Failure, Server, Thing, Trouble
 from unstuck.core.time import Now
 from unstuck.store import instance_backups, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, load_server, lock_host
-from unstuck.store.schema.compute import operations, placements, servers
+from unstuck.store.rows import bump_world, load_server, lock_host, release_room
+from unstuck.store.schema.compute import operations, placements
 from unstuck.store.schema.database import instances
 from unstuck.store.servers import load_locked
 
 _view = msgspec.json.Decoder(DatabaseView)
 _pending = msgspec.json.Decoder(Pending)
 _failure = msgspec.json.Decoder(Failure)
-_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 
 FACTS = (
     instances.c.id, instances.c.server_id, instances.c.project_id, instances.c.created,
@@ -84,12 +83,6 @@ _CLOSE = Prepared(
     sa.update(operations)
     .where(operations.c.resource_id == sa.bindparam("instance"), operations.c.state == "open")
     .values(state=sa.bindparam("new_state"), reason=sa.bindparam("why"), finished_wall=sa.bindparam("wall"))
-)
-_SPEC = Prepared(sa.select(servers.c.spec).where(servers.c.id == sa.bindparam("server")))
-_ROOM = Prepared(
-    sa.update(placements)
-    .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
-    .values(vcpus=sa.bindparam("cpus"), ram_mb=sa.bindparam("memory"), disk_gb=sa.bindparam("disk"))
 )
 _HOST = Prepared(
     sa.select(placements.c.host_id).where(
@@ -259,18 +252,6 @@ def _end_pending(tx: Tx, loaded: Loaded, outcome: Outcome) -> None:
     close_operation(tx, loaded.instance.id, outcome)
     if not loaded.instance.deleted:
         release_room(tx, loaded.server_id)
-
-
-def release_room(tx: Tx, server_id: str) -> None:
-    """Keep no more room on its host than for what its server is made of now."""
-    spec = readable.read(_spec, _SPEC.scalar(tx, server=server_id), None)
-    if spec is not None:
-        set_room(tx, server_id, spec.flavor)
-
-
-def set_room(tx: Tx, server_id: str, size: Flavor) -> None:
-    """The room that is taken for a server; more than before only under its host's lock."""
-    _ROOM.run(tx, server=server_id, cpus=size.vcpus, memory=size.ram_mb, disk=size.disk_gb)
 
 
 def close_operation(tx: Tx, instance_id: str, outcome: Outcome) -> None:

@@ -32,11 +32,10 @@ from unstuck.store.instance_rows import (
     host_of,
     judge,
     load_instance,
-    set_room,
 )
 from unstuck.store.instances import set_spec, spec_of, write
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world
+from unstuck.store.rows import bump_world, set_room
 from unstuck.store.schema.database import instances
 from unstuck.store.servers import Caller, change_intent, delete_server
 

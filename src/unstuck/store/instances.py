@@ -37,14 +37,12 @@ from unstuck.store.instance_rows import (
     judge,
     load_instance,
     missing,
-    release_room,
-    set_room,
 )
-from unstuck.store.rows import bump_world
+from unstuck.store.rows import bump_world, release_room, set_room
 from unstuck.store.schema.compute import servers
 from unstuck.store.schema.database import instances
 from unstuck.store.server_actions import reset_state
-from unstuck.store.server_create import copy_of_flavor
+from unstuck.store.server_create import copy_of
 from unstuck.store.servers import Caller, change_intent, has_room
 
 _spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
@@ -147,7 +145,7 @@ def resize_instance(
     spec = spec_of(tx, loaded.server_id)
     size = Flavor(flavor.vcpus, flavor.ram_mb, spec.flavor.disk_gb)
     _take_room(tx, loaded, spec.flavor, size, "flavorRef")
-    shown = copy_of_flavor(msgspec.structs.replace(flavor, disk_gb=size.disk_gb))
+    shown = copy_of(msgspec.structs.replace(flavor, disk_gb=size.disk_gb))
     pending = msgspec.structs.replace(
         _pending(tx, PendingKind.RESIZE, caller),
         flavor=size, flavor_copy=msgspec.json.encode(shown).decode(), former=_former(before),
@@ -262,17 +260,15 @@ def _take_room(tx: Tx, loaded: Loaded, before: Flavor, after: Flavor, field: str
     host_id = host_of(tx, loaded.server_id)
     if host_id is None:
         raise Conflict(f"Instance {loaded.instance.id} has no host, so nothing can be changed about it.")
-    more = Flavor(
-        max(after.vcpus - before.vcpus, 0), max(after.ram_mb - before.ram_mb, 0),
-        max(after.disk_gb - before.disk_gb, 0),
-    )  # fmt: skip
-    if not has_room(tx, host_id, more.vcpus, more.ram_mb, more.disk_gb):
+    both = Flavor(
+        max(before.vcpus, after.vcpus), max(before.ram_mb, after.ram_mb), max(before.disk_gb, after.disk_gb)
+    )
+    if not has_room(tx, host_id, before, both):
         raise Conflict(
             f"{field}: the host of instance {loaded.instance.id} has no room for that now; ask for less, or "
             "restore a backup of it into a new instance of that size."
         )
-    size = Flavor(before.vcpus + more.vcpus, before.ram_mb + more.ram_mb, before.disk_gb + more.disk_gb)
-    set_room(tx, loaded.server_id, size)
+    set_room(tx, loaded.server_id, both)
 
 
 def delete_instance(
@@ -346,7 +342,8 @@ def undelete_instance(tx: Tx, instance_id: str, project_id: str | None, caller: 
 def _start_again(tx: Tx, loaded: Loaded, server: Server, caller: Caller) -> None:
     size = spec_of(tx, loaded.server_id).flavor
     assert server.place is not None
-    if loaded.instance.room_mb == 0 and not has_room(tx, server.place.host_id, size.vcpus, size.ram_mb, 0):
+    shelved = Flavor(0, 0, size.disk_gb)
+    if loaded.instance.room_mb == 0 and not has_room(tx, server.place.host_id, shelved, size):
         raise Conflict(
             f"Instance {loaded.instance.id} cannot come back now: its host has no room for it. It stays in "
             "the trash until its time is over."
