@@ -58,7 +58,7 @@ class Databases(Cloud):
         """The host's agent is started anew, and says what it runs guests in."""
         before = self.agents[host_id].incarnation
         told = msgspec.structs.replace(facts(ram_mb), machines=machines)
-        start = f"start-{next(_numbers)}"
+        start = f"anew-{next(_numbers)}"
         self.agents[host_id] = self.store.transact(agents.register, host_id, Register(start, told, before))
         self.tell(host_id)
 
