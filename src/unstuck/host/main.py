@@ -142,7 +142,9 @@ def make_driver(
         return InstantDriver(folder, host_id, on_event=port.wake)
     from unstuck.host.drivers.qemu import QemuDriver
 
-    driver = QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach)
+    driver = QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach,
+        sink=control,
+    )  # fmt: skip
     with contextlib.suppress(OSError):  # no reason not to look after guests
         # Now, not at the next fetch: on a host that has all its images there may never be one.
         driver.cache.sweep()

@@ -25,6 +25,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk, memory
+from unstuck.host.drivers.captures import Captures, ImageSink
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import (
     FolderError,
@@ -77,6 +78,7 @@ class QemuDriver:
         qmp_deadline: float = 2.0,
         start_deadline: float = 10.0,
         rescue: bool = False,
+        sink: ImageSink | None = None,
     ) -> None:
         self._host_dir = Path(os.path.realpath(host_dir))
         self._host_id = host_id
@@ -85,6 +87,7 @@ class QemuDriver:
         self.networks = networks if networks is not None else Bridges(host_id, knows=knows(self._host_dir))
         self.cache = ImageCache(self._host_dir, source, barrier)
         self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
+        self._captures = Captures(sink, self.cache.space, self._monitors, barrier, on_event)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
         self._guests = Guests(machine, self.cache, self._monitors, barrier, start_deadline, on_event)
 
@@ -98,6 +101,7 @@ class QemuDriver:
 
     async def close(self) -> None:
         """Leave all guests running; drop connections and fetches."""
+        await self._captures.close()
         await self.cache.close()
         await self._monitors.close()
 
@@ -121,7 +125,7 @@ class QemuDriver:
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
         return View(
             guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory,
-            sight.short,
+            sight.short, self._captures.state(want), sight.copies,
         )  # fmt: skip
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
@@ -173,10 +177,17 @@ class QemuDriver:
     async def grow_disk(self, want: Want) -> None:
         await disk.grow_disk(await self._checked(want), want, self._barrier)
 
+    async def capture(self, want: Want) -> None:
+        await self._captures.begin(await self._checked(want), want)
+
+    async def drop_copies(self, want: Want) -> None:
+        await self._captures.drop(await self._checked(want))
+
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)
 
     async def start(self, want: Want) -> None:
+        await self._captures.end(want.server_id)  # a copy of the disk would hold its lock
         with self.cache.pinned(want.spec.images):
             await self._guests.start(await self._checked(want), want, tap_names(want))
 
@@ -202,6 +213,7 @@ class QemuDriver:
         await self.networks.remove(want)
 
     async def remove_folder(self, want: Want) -> None:
+        await self._captures.end(want.server_id)
         await self._guests.remove(await self._checked(want))
 
     async def found(self) -> frozenset[str]:

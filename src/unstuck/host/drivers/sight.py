@@ -39,6 +39,7 @@ class Sight(msgspec.Struct, frozen=True):
     replaced: Thing
     memory: Thing
     short: bool
+    copies: Thing
 
 
 def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> Sight:
@@ -50,7 +51,9 @@ def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> S
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
     saved = folder.memory(want.edge).exists()
-    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved), short)
+    return Sight(
+        process, guest, disk, present, reason, _thing(old), _thing(saved), short, _thing(folder.has_copies())
+    )
 
 
 def _thing(there: bool) -> Thing:
