@@ -89,7 +89,7 @@ async def _make(
     except DriverError as error:
         raise await _why(error, cache, image) from error
     await barrier("driver.disk.half")
-    await asyncio.to_thread(_publish, part, target)
+    await asyncio.to_thread(publish, part, target)
 
 
 async def _why(error: DriverError, cache: ImageCache, image: BootImage) -> DriverError:
@@ -130,7 +130,7 @@ def _prepare(
     return -(-size // 512) * 512
 
 
-def _publish(part: Path, target: Path) -> None:
+def publish(part: Path, target: Path) -> None:
     """Give the disk its name: by link, which never replaces a disk that is there."""
     descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -149,9 +149,9 @@ def _publish(part: Path, target: Path) -> None:
 
 def drop_disks(folder: ServerFolder, want: Want) -> None:
     """Remove what a rebuild has replaced, and nothing else. Blocks."""
-    if not folder.disk(want.nonce).exists():
+    if not folder.disk_of(want).exists():
         raise DriverError("the new disk is not there: the old one stays")
     for nonce in want.replaced:
         if nonce != want.nonce:
-            folder.disk(nonce).unlink(missing_ok=True)
+            folder.disk(nonce, data=want.spec.data).unlink(missing_ok=True)
     sync_folder(folder.path)
