@@ -15,9 +15,11 @@ import msgspec
 import pytest
 
 from tests.real.container_stage import build_tree, inside, said, settle, staged, until, why_not
-from unstuck.core.server.data import Gone, Mute, Paused, Power, Running, Step, Thing, Unclear, Want
+from unstuck.core.server.data import Gone, Machine, Mute, Paused, Power, Running, Step, Thing, Unclear, Want
 from unstuck.core.server.host import Act, Do, plan_host
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers.instant import InstantDriver
+from unstuck.host.drivers.machines import Machines
 from unstuck.host.drivers.podman.driver import PodmanDriver
 from unstuck.host.drivers.process import run
 
@@ -76,6 +78,8 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from unstuck.core.server.data import Want
+from unstuck.host.drivers.instant import InstantDriver
+from unstuck.host.drivers.machines import Machines
 from unstuck.host.drivers.podman.driver import PodmanDriver
 from unstuck.host.images import FolderSource, ImageCache
 from unstuck.host.networks.bridge import Bridges
@@ -305,5 +309,39 @@ def test_a_volume_that_was_recorded_and_is_gone_is_shown_and_never_made_again(
             unmounted.rename(stage.dir / "away")
             assert isinstance((await driver.look(want)).guest, Unclear)
             (stage.dir / "away").rename(unmounted)
+
+    asyncio.run(scene())
+
+
+def test_one_driver_for_both_knows_whose_guest_is_which(tmp_path: Path, image: Path) -> None:
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            boxes = stage.driver()
+            vms = InstantDriver(stage.dir, stage.host_id, on_event=stage.events.append)
+            both = Machines(stage.dir, vms, boxes, boxes.networks)
+            box = stage.want()
+            vm = stage.want()
+            vm = msgspec.structs.replace(
+                vm, spec=msgspec.structs.replace(vm.spec, machine=Machine.VM, data=False)
+            )
+            for want in (box, vm):
+                assert await settle(both, want) is Step.AT_REST
+                assert (await both.look(want)).guest == Running(1)
+            await said(boxes, box, "ready")
+            assert await both.found() == {box.server_id, vm.server_id}
+            held = {item.server_id: item for item in await both.holdings()}
+            assert {item.guest for item in held.values()} == {Thing.PRESENT}
+            assert {item.disk for item in held.values()} == {Thing.PRESENT}
+            assert held[box.server_id].spec == box.spec
+            assert "ready" in await both.console(box.server_id, 1)
+            assert "instant guest" in await both.console(vm.server_id, None)
+            await both.quit(box)
+            held = {item.server_id: item for item in await both.holdings()}
+            assert held[box.server_id].guest is Thing.ABSENT
+            assert held[vm.server_id].guest is Thing.PRESENT
+            for want in (box, vm):
+                assert await settle(both, msgspec.structs.replace(want, gone=True)) is Step.REMOVED
+            assert await both.found() == frozenset()
+            assert await both.holdings() == ()
 
     asyncio.run(scene())

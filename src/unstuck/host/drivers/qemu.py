@@ -71,6 +71,7 @@ class QemuDriver:
         source: ImageSource,
         *,
         networks: Bridges | None = None,
+        cache: ImageCache | None = None,
         on_event: Callable[[str], None] = lambda _: None,
         barrier: Barrier = no_barrier,
         run_as: str | None = "auto",
@@ -83,7 +84,7 @@ class QemuDriver:
         self._on_event = on_event
         self._barrier = barrier
         self.networks = networks if networks is not None else Bridges(host_id, knows=knows(self._host_dir))
-        self.cache = ImageCache(self._host_dir, source, barrier)
+        self.cache = cache if cache is not None else ImageCache(self._host_dir, source, barrier)
         self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
         self._guests = Guests(machine, self.cache, self._monitors, barrier, start_deadline, on_event)
