@@ -119,7 +119,9 @@ def _make(want: DatabaseWant, sight: Sight) -> Decision:
     match sight.server:
         case ServerState.UP | ServerState.STARTING | ServerState.UNCLEAR:
             reason = "a database server runs whose data is not in the volume any more"
-            trouble = Trouble("data-missing", reason, "bring the volume back, or restore a backup", final=True)
+            trouble = Trouble(
+                "data-missing", reason, "bring the volume back, or restore a backup", final=True
+            )
             return Hold(GuestStep.WAITING, 30.0, trouble)
         case ServerState.DOWN | ServerState.CRASHED:
             pass
@@ -149,7 +151,9 @@ def _serve(want: DatabaseWant, sight: Sight) -> Decision:
             if sight.restart < want.restart:
                 return Act(Do.STOP, GuestStep.RESTARTING)  # somebody asked for just this
             why = f": {sight.reason}" if sight.reason else ""
-            trouble = Trouble("server-mute", f"the database server does not answer{why}", "restart the instance")
+            trouble = Trouble(
+                "server-mute", f"the database server does not answer{why}", "restart the instance"
+            )
             return Hold(GuestStep.WAITING, 2.0, trouble)
         case ServerState.UP:
             if sight.restart < want.restart:
