@@ -1,8 +1,8 @@
 """Whether guests can run under KVM, found by running one.
 
 Opening the device or asking for its version proves nothing: in some virtual machines both succeed and every
-guest is a thousand times too slow. So a guest of a million instructions has to end in time; with hardware
-support that takes about a millisecond.
+guest is a thousand times too slow (and some then cannot run a kernel at all: they lack instructions). So a
+guest of twenty million steps has to end in time; with hardware support that takes about ten milliseconds.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _run_guest(deadline: float) -> KvmReport:
             return _too_slow(deadline)
         if code == 0:
             milliseconds = (time.monotonic() - began) * 1000
-            return KvmReport(KvmState.USABLE, f"a guest of a million steps took {milliseconds:.0f} ms", "")
+            took = f"a guest of twenty million steps took {milliseconds:.0f} ms"
+            return KvmReport(KvmState.USABLE, took, "")
         said = child.stdout.read().decode(errors="replace").strip() if child.stdout else ""
         return _broken(said or f"the probe ended with {code}")
     finally:
@@ -139,7 +140,7 @@ def _too_slow(deadline: float) -> KvmReport:
     why = "; this machine has a software KVM (kvm_pvm) that interprets" if pvm else ""
     return KvmReport(
         KvmState.TOO_SLOW,
-        f"a guest of a million steps did not end within {deadline:g} s{why}",
+        f"a guest of twenty million steps did not end within {deadline:g} s{why}",
         "Use a machine with hardware virtualisation (vmx or svm in /proc/cpuinfo). "
         "Until then guests are emulated: they work, slowly.",
     )

@@ -61,6 +61,9 @@ class Machines:
     async def drop_disks(self, want: Want) -> None:
         await self._of(want).drop_disks(want)
 
+    async def grow_disk(self, want: Want) -> None:
+        await self._of(want).grow_disk(want)
+
     async def make_nics(self, want: Want) -> None:
         await self._of(want).make_nics(want)
 

@@ -181,7 +181,7 @@ class Containers:
         assert image is not None
         volume, mine = folder.disk_of(want), self._places.guest(folder.server_id)
         await mounts.until_free(volume)
-        await check_volume(volume, want.spec.flavor.disk_gb)
+        await check_volume(volume)
         await asyncio.to_thread(self._make_points, folder)
         await mounts.mount_image(self._cache.path(image), mine.root)
         await mounts.mount_volume(volume, mine.volume)

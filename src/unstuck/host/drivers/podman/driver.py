@@ -30,7 +30,7 @@ from unstuck.host.drivers.folder import (
     holdings,
     server_ids,
 )
-from unstuck.host.drivers.podman import cgroups
+from unstuck.host.drivers.podman import cgroups, mounts
 from unstuck.host.drivers.podman.command import owner
 from unstuck.host.drivers.podman.console import console_tail
 from unstuck.host.drivers.podman.containers import Containers
@@ -92,18 +92,18 @@ class PodmanDriver:
 
     async def _look(self, want: Want) -> View:
         folder = ServerFolder(self._host_dir, want.server_id)
-        there, seen, why, old = await asyncio.to_thread(self._inspect, folder, want)
+        there, seen, why, short, old = await asyncio.to_thread(self._inspect, folder, want)
         guest, (nics, nics_reason) = await asyncio.gather(self._guest(folder, want), self._look_nics(want))
         reason = "; ".join(part for part in (why, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, self._images(want), seen, nics, there, reason, remedy, old)
+        return View(guest, self._images(want), seen, nics, there, reason, remedy, old, short=short)
 
-    def _inspect(self, folder: ServerFolder, want: Want) -> tuple[Thing, Thing, str, Thing]:
+    def _inspect(self, folder: ServerFolder, want: Want) -> tuple[Thing, Thing, str, bool, Thing]:
         check_identity(self._host_dir, self._host_id)
-        seen, why, old = inspect_disk(folder, want)
+        seen, why, short, old = inspect_disk(folder, want)
         folder.bound_console(CONSOLE_MAX)
         there = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
-        return there, seen, why, old
+        return there, seen, why, short, old
 
     async def _guest(self, folder: ServerFolder, want: Want) -> Guest:
         try:
@@ -138,6 +138,11 @@ class PodmanDriver:
 
     async def drop_disks(self, want: Want) -> None:
         await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
+
+    async def grow_disk(self, want: Want) -> None:
+        path = (await self._checked(want)).disk_of(want)
+        await mounts.until_free(path)
+        await volume.grow_volume(path, disk.size_wanted(want), self._barrier)
 
     async def make_nics(self, want: Want) -> None:
         running = await asyncio.to_thread(self._containers.known, want.server_id)
