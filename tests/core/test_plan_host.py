@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from unstuck.core.server.data import (
+    Access,
     Fence,
     FetchFailed,
     Fetching,
@@ -179,6 +180,31 @@ def test_a_rebuild_keeps_the_old_disk_until_the_new_one_is_recorded(
     assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
 
 
+LARGER = msgspec.structs.replace(ON, edge=4)
+RESIZES: list[tuple[str, Want, dict[str, object], str]] = [
+    ("the guest goes first", LARGER, {"guest": Running(3), "short": True}, "quit"),
+    ("what the disk stands on", LARGER, {"short": True, "images": Missing()}, "fetch"),
+    ("a disk that is missing", LARGER, {"disk": A}, "hold"),
+    ("the disk is recorded before it grows", msgspec.structs.replace(LARGER, disk_recorded=False),
+     {"short": True}, "record_disk"),
+    ("the disk grows", LARGER, {"short": True}, "grow_disk"),
+    ("then it is started", LARGER, {}, "start"),
+    ("not under a guest that runs", ON, {"guest": Running(3), "short": True}, "rest"),
+    ("off: it grows too", msgspec.structs.replace(ON, power=Power.OFF), {"short": True}, "grow_disk"),
+    ("off: done, with no need of images", msgspec.structs.replace(ON, power=Power.OFF),
+     {"images": Missing()}, "rest"),
+    ("suspended: it waits for the next start", WANTS["suspended"], {"short": True, "memory": P}, "rest"),
+    ("delete wins", msgspec.structs.replace(LARGER, gone=True), {"short": True}, "remove_nics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), RESIZES, ids=[row[0] for row in RESIZES])
+def test_a_disk_grows_when_no_guest_is_on_it(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
 REMOVE: list[tuple[dict[str, object], str]] = [
     ({"nics": P, "folder": P}, "remove_nics"),
     ({"nics": U, "folder": P}, "hold"),
@@ -294,3 +320,18 @@ def test_a_network_that_cannot_be_seen_is_told_with_its_reason_and_remedy() -> N
     assert decision.trouble is not None
     assert decision.trouble.reason == "the host's network cannot be read: networks need root"
     assert decision.trouble.remedy == "start Unstuck as root"
+
+
+@pytest.mark.parametrize("running", [Running(3), Gone()])
+def test_access_rules_that_differ_are_applied_to_a_guest_that_runs(running: Guest) -> None:
+    """A guest without access rules is left alone: its tap may be all that is left of its network."""
+    access = msgspec.structs.replace(SPEC, access=Access((5432,), ("10.0.0.0/8",)))
+    with_rules = msgspec.structs.replace(ON, spec=access)
+    view = View(running, Ready(), P, A, P)
+    assert plan_host(with_rules, view) == Act(Do.MAKE_NICS, Step.NETWORK)
+    assert plan_host(with_rules, View(Running(3), Ready(), P, P, P)) == Rest()
+    assert plan_host(with_rules, View(Running(3), Ready(), P, U, P)) == Rest()
+    assert plan_host(ON, View(Running(3), Ready(), P, A, P)) == Rest()
+    assert plan_host(msgspec.structs.replace(with_rules, power=Power.OFF), view) != Act(
+        Do.MAKE_NICS, Step.NETWORK
+    )

@@ -29,7 +29,7 @@ def test_a_guest_without_time_is_too_slow() -> None:
 
 
 def test_a_software_kvm_is_never_taken_for_hardware() -> None:
-    """Found on a fast machine: its interpreter did a million steps within the deadline, and then no kernel."""
+    """Found on a fast machine: its interpreter did a million steps in time, and then no kernel."""
     if not Path("/sys/module/kvm_pvm").exists() or not os.access(kvmguest.DEVICE, os.R_OK | os.W_OK):
         pytest.skip("needs a machine whose KVM is kvm_pvm, an interpreter")
     assert kvm.probe_kvm().state is kvm.KvmState.TOO_SLOW

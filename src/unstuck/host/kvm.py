@@ -87,7 +87,8 @@ def _run_guest(deadline: float) -> KvmReport:
             return _too_slow(deadline)
         if code == 0:
             milliseconds = (time.monotonic() - began) * 1000
-            return KvmReport(KvmState.USABLE, f"a guest of twenty million steps took {milliseconds:.0f} ms", "")
+            took = f"a guest of twenty million steps took {milliseconds:.0f} ms"
+            return KvmReport(KvmState.USABLE, took, "")
         said = child.stdout.read().decode(errors="replace").strip() if child.stdout else ""
         return _broken(said or f"the probe ended with {code}")
     finally:

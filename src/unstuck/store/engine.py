@@ -63,6 +63,10 @@ _OUTCOME = "SELECT pg_xact_status(%s::xid8), substr(pg_walfile_name(pg_current_w
 
 log = structlog.get_logger(__name__)
 
+_CACHE = "cache_size=-16384"
+"""KiB of pages that a connection keeps: with SQLite's 2 MiB a create beside 100,000 servers takes half
+as long again as beside 1,000, because its indexes do not fit. A small store never fills it."""
+
 
 class StoreUnavailable(Exception):
     """The database did not answer; whether the transaction was committed is unknown."""
@@ -156,7 +160,7 @@ class Store:
     def _pragmas(self, dbapi: Any, _record: Any) -> None:
         pragmas = ["foreign_keys=ON"]
         if not self.memory:
-            pragmas += ["journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"]
+            pragmas += ["journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", _CACHE]
         for pragma in pragmas:
             dbapi.execute(f"PRAGMA {pragma}")
 

@@ -55,10 +55,20 @@ def virtual_size(path: Path, disk_format: str) -> int:
     return size
 
 
-def disk_is_whole(path: Path) -> bool:
-    """Whether a disk with its final name begins as it should; it was complete before it got that name."""
+def disk_size(path: Path) -> int | None:
+    """The size in bytes of a disk with its final name, as a guest sees it; None where it does not begin as it
+    should. It was complete before it got that name."""
     with path.open("rb") as file:
-        return file.read(4) == _QCOW2
+        header = file.read(32)
+    if len(header) < 32 or header[:4] != _QCOW2:
+        return None
+    size: int = struct.unpack_from(">Q", header, 24)[0]
+    return size
+
+
+def size_wanted(want: Want) -> int:
+    """Bytes that the root disk has to have at least (0: what its image has)."""
+    return want.spec.flavor.disk_gb * GIB
 
 
 async def make_disk(folder: ServerFolder, want: Want, cache: ImageCache, barrier: Barrier) -> None:
@@ -89,7 +99,7 @@ async def _make(
     except DriverError as error:
         raise await _why(error, cache, image) from error
     await barrier("driver.disk.half")
-    await asyncio.to_thread(_publish, part, target)
+    await asyncio.to_thread(publish, part, target)
 
 
 async def _why(error: DriverError, cache: ImageCache, image: BootImage) -> DriverError:
@@ -125,12 +135,12 @@ def _prepare(
         raise DriverError(f"a disk of another grant is here: {others[0]}")
     if not cache.has(image):
         raise DriverError("the image is not in the cache")
-    size = max(virtual_size(cache.path(image), image.disk_format), want.spec.flavor.disk_gb * GIB)
+    size = max(virtual_size(cache.path(image), image.disk_format), size_wanted(want))
     folder.write_grant(want)
     return -(-size // 512) * 512
 
 
-def _publish(part: Path, target: Path) -> None:
+def publish(part: Path, target: Path) -> None:
     """Give the disk its name: by link, which never replaces a disk that is there."""
     descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -147,11 +157,32 @@ def _publish(part: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+async def grow_disk(folder: ServerFolder, want: Want, barrier: Barrier) -> None:
+    """QEMU writes the new size last, in one sector: whoever is killed leaves the disk as large as it was, or
+    as it is to be. Its lock keeps it from a disk that a guest runs on."""
+    path, size = folder.disk_of(want), size_wanted(want)
+    found = await asyncio.to_thread(disk_size, path)
+    if found is None or found >= size:
+        return  # never smaller: what is there would be cut off
+    command = ["qemu-img", "resize", "-q", "-f", "qcow2", path.name, str(size)]
+    await run(command, deadline=30.0, cwd=folder.path)
+    await barrier("driver.grow.half")
+    await asyncio.to_thread(sync_file, path)
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def drop_disks(folder: ServerFolder, want: Want) -> None:
     """Remove what a rebuild has replaced, and nothing else. Blocks."""
-    if not folder.disk(want.nonce).exists():
+    if not folder.disk_of(want).exists():
         raise DriverError("the new disk is not there: the old one stays")
     for nonce in want.replaced:
         if nonce != want.nonce:
-            folder.disk(nonce).unlink(missing_ok=True)
+            folder.disk(nonce, data=want.spec.data).unlink(missing_ok=True)
     sync_folder(folder.path)
