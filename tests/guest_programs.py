@@ -1,6 +1,6 @@
 """A host's end and a guest's end of a channel as processes of their own, to be measured and killed.
 
-``host STATE WANT URL PLACE`` and ``guest SOCKET PIECES AT_ONCE [NONCE]``; both print what they do, line by line.
+``host STATE WANT URL`` and ``guest SOCKET PIECES AT_ONCE [NONCE]``; both print what they do, line by line.
 """
 
 from __future__ import annotations
