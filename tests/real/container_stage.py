@@ -38,6 +38,7 @@ from unstuck.host.drivers.podman.engine import unfit
 from unstuck.host.images import FolderSource, ImageCache
 from unstuck.host.networks import netns
 from unstuck.host.networks.bridge import Bridges
+from unstuck.runtime.state import State
 
 INIT = """#!/bin/sh
 # A guest's process 1: counts its starts on the volume, answers on port 5432, ends in order.
@@ -93,7 +94,8 @@ class Stage:
 
     def __init__(self, root: Path, image: Path) -> None:
         self.host_id = str(uuid.uuid4())
-        self.dir = root / "a state folder"
+        self.state = State(root / "a state folder")
+        self.dir = self.state.host
         write_identity(self.dir, self.host_id)
         content = image.read_bytes()
         digest = hashlib.sha512(content).hexdigest()
