@@ -32,7 +32,10 @@ _LEFT_OUT: Final = (
 # packages' own scripts look for some of these, so they go only at the end.)
 _REMOVED: Final = (
     "usr/lib/*/libLLVM*", "usr/lib/postgresql/*/lib/llvmjit*", "usr/lib/postgresql/*/lib/bitcode",
-    "usr/share/postgresql/*/man", "usr/share/bash-completion",
+    "usr/share/postgresql/*/man", "usr/share/bash-completion", "usr/lib/*/libz3*",
+    # Perl is for packages' scripts and wrappers only, the tables of glibc for what PostgreSQL has itself.
+    "usr/bin/perl*", "usr/lib/*/perl", "usr/lib/*/perl-base", "usr/lib/*/perl5", "usr/share/perl*",
+    "usr/lib/*/libperl*", "usr/lib/*/gconv",
 )  # fmt: skip
 _EMPTIED: Final = (
     "var/cache", "var/log", "var/lib/apt", "var/lib/dpkg/info", "run", "tmp", "etc/ssl/private", "boot",

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from unstuck.host import dbbase
+from unstuck.host import dbbase, dbkernel
 from unstuck.host.debian import BuildError, run
 
 FORMAT: Final = 1
@@ -83,19 +83,27 @@ def build(outdir: Path) -> bool:
         sources = _sources()
         wheels = _wheels()
         base = dbbase.ensure(outdir.parent, DATASTORE)
-        wanted = {"sources": _digest(sources), "wheels": wheels, "packages": base.packages}
+        kernel = dbkernel.packages(outdir.parent)
+        wanted = {
+            "sources": _digest(sources), "wheels": wheels, "packages": base.packages, "kernel": kernel,
+        }  # fmt: skip
         found = read_manifest(outdir)
-        if found is not None and all(found[name] == value for name, value in wanted.items()):
+        if found is not None and all(found.get(name) == value for name, value in wanted.items()):
             return False
         with tempfile.TemporaryDirectory(prefix=f".{outdir.name}.new-", dir=outdir.parent) as work:
             finished = Path(work) / "image"
             finished.mkdir()
             site = dbbase.python_packages(outdir.parent, wheels, base.python)
+            dbkernel.write(outdir.parent, kernel, finished)
             _pack(base.tree, site, sources, Path(work) / "tree", finished / FILE)
             manifest = {
                 "format": FORMAT, "name": DATASTORE, "datastore": DATASTORE, "version": base.version,
                 "release": base.release, "architecture": "x86_64", **wanted,
-                "files": {"root": _entry(finished / FILE)},
+                "files": {
+                    "root": _entry(finished / FILE, "raw"),
+                    "kernel": _entry(finished / dbkernel.KERNEL, "aki"),
+                    "ramdisk": _entry(finished / dbkernel.RAMDISK, "ari"),
+                },
             }  # fmt: skip
             (finished / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
             _replace(finished, outdir, Path(work) / "old")
@@ -138,8 +146,8 @@ def _wheels() -> dict[str, str]:
 
 
 def _digest(sources: dict[str, bytes]) -> str:
-    settings = repr((FORMAT, DATASTORE, EPOCH, _INIT, dbbase.SETTINGS))
-    digest = hashlib.sha512(settings.encode())
+    settings = repr((FORMAT, DATASTORE, EPOCH, _INIT, dbbase.SETTINGS, dbkernel.MODULES))
+    digest = hashlib.sha512(settings.encode() + dbkernel.script())
     for name in sorted(sources):
         digest.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
     return digest.hexdigest()
@@ -148,6 +156,7 @@ def _digest(sources: dict[str, bytes]) -> str:
 def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target: Path) -> None:
     """The base by hard links (nothing of it is changed), what is ours beside it, all of it in one file."""
     run(["cp", "-al", str(base), str(tree)])
+    (tree / HOME).mkdir()
     run(["cp", "-a", str(site), str(tree / _CODE)])
     for name, content in sources.items():
         path = tree / _CODE / name
@@ -174,11 +183,11 @@ def pack(tree: Path, target: Path) -> None:
     ])  # fmt: skip
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
+def _entry(path: Path, disk_format: str) -> dict[str, Any]:
+    container = "bare" if disk_format == "raw" else disk_format
     return {
-        "name": path.name, "disk_format": "raw", "container_format": "bare", "size": size,
-        "sha512": _sha512(path),
+        "name": path.name, "disk_format": disk_format, "container_format": container,
+        "size": path.stat().st_size, "sha512": _sha512(path),
     }  # fmt: skip
 
 
