@@ -47,6 +47,8 @@ cd /var/lib/unstuck || exit 3
 echo $(( $(cat starts 2>/dev/null || echo 0) + 1 )) > starts; sync
 while :; do nc -l -p 5432 -e /bin/echo datastore; done &
 while :; do nc -l -p 5433 -e /bin/echo other; done &
+port=/dev/virtio-ports/unstuck.channel.0
+[ -e $port ] && (echo hello from the guest > $port) &
 trap 'echo ended in order; echo yes > orderly; sync; exit 0' TERM
 [ -e fail ] && echo cannot go on && exit 7
 echo ready: start $(cat starts) as $(id -u)
