@@ -57,11 +57,13 @@ def renew(
 
 
 def report(backup: Backup, nonce: str, incarnation: int, said: Done | Gave, now: float) -> Backup:
-    """How the attempt ended, by its agent. The first word counts."""
+    """How the attempt ended, by its agent. The first word counts; the same again is no news at any time."""
+    latest = backup.attempt
+    if latest.nonce == nonce and latest.claimed is not None and latest.claimed.incarnation == incarnation:
+        if latest.report is not None:
+            return backup
     attempt = _mine(backup, nonce, incarnation)
     assert attempt.claimed is not None
-    if attempt.report is not None:
-        return backup
     claimed = msgspec.structs.replace(attempt.claimed, heard=now)
     return _with(backup, attempt, claimed=claimed, report=said)
 
@@ -120,17 +122,33 @@ def end(backup: Backup, ended: Ended, now: float) -> Backup:
 
 
 def collected(backup: Backup, now: float) -> Backup:
-    """A second, complete listing was empty."""
-    return msgspec.structs.replace(backup, litter=now < backup.collect_after)
+    """A complete listing after the removal was empty. What arrives later is for the next time."""
+    return msgspec.structs.replace(backup, swept=True, litter=now < backup.collect_after)
 
 
-def cancel(backup: Backup) -> Backup:
-    return backup if backup.ended is not None else msgspec.structs.replace(backup, cancelled=True)
+def cancel(backup: Backup, now: float) -> Backup:
+    """Somebody wants it stopped; the end comes with the agent's answer, or without it soon after."""
+    if backup.ended is not None:
+        return backup
+    return msgspec.structs.replace(backup, cancelled=True, stop_since=_first_stop(backup, now))
 
 
-def delete(backup: Backup) -> Backup:
+def instance_deleted(backup: Backup, now: float) -> Backup:
+    if backup.ended is not None:
+        return backup
+    return msgspec.structs.replace(backup, instance_gone=True, stop_since=_first_stop(backup, now))
+
+
+def delete(backup: Backup, now: float) -> Backup:
     """Accepted in every state, and final for its user at once."""
-    return msgspec.structs.replace(backup, deleted=True, litter=True)
+    if backup.deleted:
+        return backup
+    stop = _first_stop(backup, now)
+    return msgspec.structs.replace(backup, deleted=True, litter=True, swept=False, stop_since=stop)
+
+
+def _first_stop(backup: Backup, now: float) -> float:
+    return now if backup.stop_since is None else backup.stop_since
 
 
 def _live(backup: Backup, nonce: str) -> Attempt:
