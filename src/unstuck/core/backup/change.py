@@ -59,9 +59,8 @@ def renew(
 def report(backup: Backup, nonce: str, incarnation: int, said: Done | Gave, now: float) -> Backup:
     """How the attempt ended, by its agent. The first word counts; the same again is no news at any time."""
     latest = backup.attempt
-    if latest.nonce == nonce and latest.claimed is not None and latest.claimed.incarnation == incarnation:
-        if latest.report is not None:
-            return backup
+    if latest.nonce == nonce and latest.report is not None and _holds(latest, incarnation):
+        return backup
     attempt = _mine(backup, nonce, incarnation)
     assert attempt.claimed is not None
     claimed = msgspec.structs.replace(attempt.claimed, heard=now)
@@ -123,7 +122,11 @@ def end(backup: Backup, ended: Ended, now: float) -> Backup:
 
 def collected(backup: Backup, now: float) -> Backup:
     """A complete listing after the removal was empty. What arrives later is for the next time."""
-    return msgspec.structs.replace(backup, swept=True, litter=now < backup.collect_after)
+    return msgspec.structs.replace(backup, swept=True, litter=now < backup.collect_after, trouble=None)
+
+
+def not_collected(backup: Backup, reason: str) -> Backup:
+    return msgspec.structs.replace(backup, trouble=reason)
 
 
 def cancel(backup: Backup, now: float) -> Backup:
@@ -149,6 +152,10 @@ def delete(backup: Backup, now: float) -> Backup:
 
 def _first_stop(backup: Backup, now: float) -> float:
     return now if backup.stop_since is None else backup.stop_since
+
+
+def _holds(attempt: Attempt, incarnation: int) -> bool:
+    return attempt.claimed is not None and attempt.claimed.incarnation == incarnation
 
 
 def _live(backup: Backup, nonce: str) -> Attempt:

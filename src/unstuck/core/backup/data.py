@@ -144,6 +144,8 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     litter: bool = False
     """There may still be objects in the blob store that nothing refers to."""
+    trouble: str | None = None
+    """Why it could not be removed, when that was tried last."""
     swept: bool = False
     """What lay there when it ended is removed; what arrives later still has to be."""
     collect_after: float = 0.0

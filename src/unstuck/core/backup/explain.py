@@ -46,7 +46,9 @@ def explain(backup: Backup, now: float) -> Explained:
         case End(ended):
             return Explained(ended.reason or "it is verified", "the control plane", "it ends", now)
         case Collect():
-            return Explained(_ended(backup), "the control plane", "what is left is removed", now)
+            trouble = f"; it could not be removed: {backup.trouble}" if backup.trouble else ""
+            why = f"{_ended(backup)}{trouble}"
+            return Explained(why, "the control plane", "what is left in the blob store is removed", now)
         case _ as never:
             assert_never(never)
 
@@ -60,7 +62,9 @@ def _why(backup: Backup) -> str:
     if stop is not None:
         return f"{run} is to stop: {stop}"
     claimed = backup.attempt.claimed
-    return f"{run} is offered" if claimed is None else f"{run} is {claimed.phase.value}, {claimed.bytes} bytes"
+    if claimed is None:
+        return f"{run} is offered"
+    return f"{run} is {claimed.phase.value}, {claimed.bytes} bytes so far"
 
 
 def _ended(backup: Backup) -> str:
