@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
@@ -10,20 +13,25 @@ from unstuck.core.errors import NotFound as NotFound
 from unstuck.core.server.control import AWAITED_RETRY, PLACE_RETRY, Outcome, away
 from unstuck.core.server.data import (
     Failure,
+    Flavor,
+    ImageRole,
+    Machine,
     OperationKind,
     Power,
     Server,
     Spec,
     Step,
 )
-from unstuck.core.server.status import status
+from unstuck.core.server.status import shelf_state, status
 from unstuck.core.time import Now
+from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import may_change, may_place
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import hosts, operations, placements, servers
+from unstuck.store.schema.database import instances
 from unstuck.store.schema.network import ports
 from unstuck.store.sessions import awaited, has_told
 from unstuck.store.tx import in_turn
@@ -38,9 +46,13 @@ OPERATION_DEADLINE = {
     OperationKind.SUSPEND: 300.0,
     OperationKind.RESUME: 300.0,
     OperationKind.REBUILD: 600.0,
+    OperationKind.RESIZE: 300.0,
+    OperationKind.REVERT: 300.0,
+    OperationKind.SHELVE: 60.0,
+    OperationKind.UNSHELVE: 300.0,
     OperationKind.DELETE: 300.0,
 }
-"""Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
+"""Seconds until an operation counts as overdue; for stop, shelve, soft reboot, the guest's time to obey."""
 
 
 REBOOT_OVERRIDES = frozenset(
@@ -56,6 +68,7 @@ REBOOT_OVERRIDES = frozenset(
 LEASE = 30.0
 """Seconds that a host's word counts."""
 
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _INSERT_SERVER = Prepared(sa.insert(servers))
 _INSERT_OPERATION = Prepared(sa.insert(operations))
 _INSERT_PLACEMENT = Prepared(sa.insert(placements))
@@ -119,14 +132,19 @@ _ram = (
     .where(placements.c.host_id == hosts.c.id)
     .scalar_subquery()
 )
+_FACTS = Prepared(sa.select(hosts.c.facts).where(hosts.c.id == sa.bindparam("host")))
+_SET_SPEC = Prepared(
+    sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(spec=sa.bindparam("made_of"))
+)
 _NEEDS = Prepared(
     sa.select(
         servers.c.requested_zone,
+        servers.c.spec,
         sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
     ).where(servers.c.id == sa.bindparam("server"))
 )
 _HOSTS_BY_ROOM = Prepared(
-    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
+    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks, hosts.c.facts)
     .where(
         hosts.c.enabled,
         sa.not_(hosts.c.forced_down),
@@ -173,6 +191,12 @@ _REMOVED = Prepared(
         settled=True,
         next_look=None,
     )
+)
+# A database instance that waits for its server to be gone has its next look now.
+_LOOK_AT_INSTANCE = Prepared(
+    sa.update(instances)
+    .where(instances.c.server_id == sa.bindparam("server"), sa.not_(instances.c.settled))
+    .values(next_look=sa.bindparam("now"))
 )
 _ALL_DONE = Prepared(
     sa.update(operations)
@@ -351,8 +375,10 @@ def refuse_unless(
     shown = status(server, tx.now)
     if server.deleted:
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state deleting")
-    if shown.vm_state not in allowed:
-        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in vm_state {shown.vm_state}")
+    # An operator's mark does not take a server off its shelf.
+    state = shelf_state(server) or shown.vm_state
+    if state not in allowed:
+        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in vm_state {state}")
     if not open_ok and server.operation is not None:
         task = shown.task_state or server.operation.kind.value
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state {task}")
@@ -384,11 +410,17 @@ def change_intent(
 def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it off. Returns the host to notify. Raises :class:`Conflict`, :class:`NotFound`."""
     server = load_for_change(tx, server_id, caller)
-    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
+    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=_may_be_stopped(server))
     if server.place is None:
         raise Conflict(f"Cannot 'stop' instance {server.id}: it was never placed on a host")
     change_intent(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
     return server.place.host_id
+
+
+def _may_be_stopped(server: Server) -> bool:
+    """A stop overrides what is under way, except where it would leave something else behind than a stop."""
+    kept = (OperationKind.RESIZE, OperationKind.SHELVE)
+    return server.operation is None or server.operation.kind not in kept
 
 
 def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
@@ -473,10 +505,21 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     assert needs is not None
     chosen = (needs.requested_zone or "").partition(":")[2]
     free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE, session=tx.session)
-    fitting = tuple(
-        host.id for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
-    )
-    return ServerFacts(loaded.server, fitting, tx.now)
+    fitting = [
+        host for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
+    ]
+    return ServerFacts(loaded.server, _by_machine(needs.spec, fitting), tx.now)
+
+
+def _by_machine(text: str, fitting: list[Any]) -> tuple[str, ...]:
+    """Of the hosts with room those that can run it, and containers before machines. All of them where its
+    spec cannot be read: that is decided where it is placed."""
+    spec = readable.read(_spec, text, None)
+    if spec is None:
+        return tuple(host.id for host in fitting)
+    found = [(host.id, chosen_machine(spec, machines_of(host.facts))) for host in fitting]
+    able = [(host_id, machine) for host_id, machine in found if machine is not None]
+    return tuple(host_id for host_id, _ in sorted(able, key=lambda one: one[1] is not Machine.CONTAINER))
 
 
 def _host(_server_id: str, host_id: str, _nonce: str) -> str:
@@ -500,14 +543,19 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     ):
         return False
     try:
-        flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+        spec = msgspec.json.decode(row.spec, type=Spec)
     except msgspec.DecodeError:
         remedy = "delete the server and create it again; or put its spec back from a backup of the store"
         reason = "what the server is to be made of cannot be read in the store"
         fail_server(tx, server_id, "record-unreadable", reason, remedy)
         return True  # decided: another host could not read it either
-    if not _can_take(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb, network=row.network):
+    machine = _machine_on(tx, host_id, spec)
+    flavor = spec.flavor
+    if machine is None or not _can_take(tx, host_id, flavor, network=row.network):
         return False
+    if machine is not spec.machine:
+        made_of = msgspec.json.encode(msgspec.structs.replace(spec, machine=machine)).decode()
+        _SET_SPEC.run(tx, server=server_id, made_of=made_of)
     _INSERT_PLACEMENT.run(
         tx,
         server_id=server_id,
@@ -526,11 +574,54 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     return True
 
 
+def _machine_on(tx: Tx, host_id: str, spec: Spec) -> Machine | None:
+    """What the host would run it in; None where it cannot."""
+    facts = _FACTS.scalar(tx, host=host_id)
+    return None if facts is None else chosen_machine(spec, machines_of(facts))
+
+
+def chosen_machine(spec: Spec, machines: tuple[str, ...]) -> Machine | None:
+    """A database's system runs in a container where there are containers, else in a machine, if the image
+    has a kernel. People's own images run in machines only."""
+    if spec.data and Machine.CONTAINER.value in machines:
+        return Machine.CONTAINER
+    bootable = not spec.data or any(image.role is ImageRole.KERNEL for image in spec.images)
+    return Machine.VM if bootable and Machine.VM.value in machines else None
+
+
+class _Machines(msgspec.Struct, frozen=True):
+    machines: tuple[str, ...] = (Machine.VM.value,)
+
+
+_machines = msgspec.json.Decoder(_Machines)
+
+
+@functools.lru_cache(256)
+def machines_of(facts: str) -> tuple[str, ...]:
+    """What a host runs guests in, from its facts; of an agent that does not say, machines."""
+    return readable.read(_machines, facts, _Machines()).machines
+
+
 VCPU_OVERCOMMIT = 16
 """Virtual CPUs that one CPU of a host may carry (the compute service's customary ratio)."""
 
 
-def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, network: bool) -> bool:
+def has_room(tx: Tx, host_id: str, had: Flavor, wanted: Flavor) -> bool:
+    """Whether a server that has room on this host may have more. The caller holds the host's row.
+
+    Of what does not grow nothing is asked: a host that has shrunk does not keep anybody from taking less.
+    """
+    used, host = _USED.first(tx, host=host_id), _CAPACITY.first(tx, host=host_id)
+    assert used is not None
+    assert host is not None
+    return bool(
+        (wanted.vcpus <= had.vcpus or used.vcpus - had.vcpus + wanted.vcpus <= host.vcpus * VCPU_OVERCOMMIT)
+        and (wanted.ram_mb <= had.ram_mb or used.ram_mb - had.ram_mb + wanted.ram_mb <= host.ram_mb)
+        and (wanted.disk_gb <= had.disk_gb or used.disk_gb - had.disk_gb + wanted.disk_gb <= host.disk_gb)
+    )
+
+
+def _can_take(tx: Tx, host_id: str, size: Flavor, *, network: bool) -> bool:
     """Capacity in use is derived from placements: there is no counter that can leak."""
     used = _USED.first(tx, host=host_id)
     host = _CAPACITY.first(tx, host=host_id)
@@ -538,9 +629,9 @@ def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, ne
     if host is None or not host.enabled or host.forced_down or (network and host.no_networks):
         return False
     return bool(
-        used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT
-        and used.ram_mb + ram_mb <= host.ram_mb
-        and used.disk_gb + disk_gb <= host.disk_gb
+        used.vcpus + size.vcpus <= host.vcpus * VCPU_OVERCOMMIT
+        and used.ram_mb + size.ram_mb <= host.ram_mb
+        and used.disk_gb + size.disk_gb <= host.disk_gb
     )
 
 
@@ -619,5 +710,6 @@ def finish_delete_locked(tx: Tx, server: Server, *, tombstone: bool) -> None:
         _FREE_ROOM.run(tx, server=server.id)
         _FREE_ADDRESSES.run(tx, server=server.id)
     _REMOVED.run(tx, server=server.id, wall=tx.now.wall)
+    _LOOK_AT_INSTANCE.run(tx, server=server.id, now=tx.now.lease)
     # By resource and not by id: the operation may be one of this very transaction.
     _ALL_DONE.run(tx, server=server.id, wall=tx.now.wall)

@@ -13,7 +13,9 @@ from unstuck.api.compute import (
     parts,
     quotas,
     rebuild,
+    resize,
     servers,
+    shelve,
 )
 from unstuck.api.routes import Route
 
@@ -23,6 +25,8 @@ ROUTES: list[Route] = [
     *servers.ROUTES,
     *actions.ROUTES,
     *rebuild.ROUTES,
+    *resize.ROUTES,
+    *shelve.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,

@@ -41,6 +41,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("datastore_id", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("manager", sa.String(length=32), nullable=False),
         sa.Column("version", sa.String(length=64), nullable=False),
         sa.Column("image_id", sa.String(length=64), nullable=True),
         sa.Column("active", sa.Boolean(), nullable=False),
@@ -144,6 +145,7 @@ def upgrade() -> None:
         sa.Column("server_id", sa.String(length=64), nullable=False),
         sa.Column("datastore_version_id", sa.String(length=64), nullable=False),
         sa.Column("flavor_id", sa.String(length=255), nullable=False),
+        sa.Column("ram_mb", sa.Integer(), nullable=False),
         sa.Column("volume_gb", sa.Integer(), nullable=False),
         sa.Column("port", sa.Integer(), nullable=False),
         sa.Column("is_public", sa.Boolean(), nullable=False),
@@ -170,6 +172,8 @@ def upgrade() -> None:
         sa.Column("seen_sequence", sa.BigInteger(), nullable=False),
         sa.Column("guest", sa.BigInteger(), nullable=False),
         sa.Column("guest_start", sa.String(length=64), nullable=True),
+        sa.Column("guest_former", sa.Text(), nullable=False),
+        sa.Column("launched_wall", sa.Double(), nullable=True),
         sa.Column("failure", sa.Text(), nullable=True),
         sa.Column("marked_wall", sa.Double(), nullable=True),
         sa.Column("trash_until_wall", sa.Double(), nullable=True),
@@ -196,7 +200,7 @@ def upgrade() -> None:
             ["next_look"],
             unique=False,
             postgresql_where=sa.text("NOT settled"),
-            sqlite_where=sa.text("NOT settled"),
+            sqlite_where=sa.text("settled = 0"),
         )
         batch_op.create_index("ix_instances_project", ["project_id", "created_wall"], unique=False)
         batch_op.create_index(
@@ -247,7 +251,7 @@ def downgrade() -> None:
         )
         batch_op.drop_index("ix_instances_project")
         batch_op.drop_index(
-            "ix_instances_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("NOT settled")
+            "ix_instances_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0")
         )
 
     op.drop_table("instances")
