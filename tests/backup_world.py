@@ -43,7 +43,13 @@ def add_instance(tx: Tx, server_id: str, *, restores: str | None = None, project
         tx.execute(sa.insert(datastores).values(id="pg", name="postgresql", default_version_id="pg-15"))
         tx.execute(
             sa.insert(datastore_versions).values(
-                id="pg-15", datastore_id="pg", name="15", version="15", image_id=None, active=True
+                id="pg-15",
+                datastore_id="pg",
+                name="15",
+                manager="postgresql",
+                version="15",
+                image_id=None,
+                active=True,
             )
         )
     instance_id = f"i-{next(_numbers)}"
@@ -51,12 +57,12 @@ def add_instance(tx: Tx, server_id: str, *, restores: str | None = None, project
     tx.execute(
         sa.insert(instances).values(
             id=instance_id, project_id=project_id, user_id="user", name="shop", server_id=server_id,
-            datastore_version_id="pg-15", flavor_id="1", volume_gb=1, port=5432, is_public=False,
+            datastore_version_id="pg-15", flavor_id="1", ram_mb=64, volume_gb=1, port=5432, is_public=False,
             allowed_cidrs="[]", created=now.lease, created_wall=now.wall, updated_wall=now.wall,
             origin=msgspec.json.encode(Origin(backup_id=restores)).decode(), generation="g", restart=0,
             settings="{}", protected=False, deleted=False, restores=restores,
             data_recorded=restores is None, alive=True, seen_at=now.lease, seen_incarnation=0,
-            seen_sequence=0, guest=1, guest_start="start", removed=False, settled=False,
+            seen_sequence=0, guest=1, guest_start="start", guest_former="[]", removed=False, settled=False,
             next_look=now.lease,
         )
     )  # fmt: skip

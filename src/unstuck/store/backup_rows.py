@@ -30,11 +30,13 @@ from unstuck.store.clock import clock_row
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, lock_host
-from unstuck.store.schema.compute import placements
+from unstuck.store.schema.compute import hosts, placements
 from unstuck.store.schema.database import backups, instances
 
 READER = 600.0
 """Seconds without a word of an instance after which its restore holds no backup up any more."""
+READ_AT_LONGEST = 86400.0
+"""Seconds after which a restore that lives on holds it up no more either."""
 
 _facts = msgspec.json.Decoder(Backup)
 _strings = msgspec.json.Decoder(tuple[str, ...])
@@ -50,13 +52,21 @@ _LIVE = Prepared(
 _READERS = Prepared(
     sa.select(sa.func.count())
     .select_from(instances)
+    .outerjoin(
+        placements,
+        sa.and_(placements.c.server_id == instances.c.server_id, placements.c.state == "live"),
+    )
+    .outerjoin(hosts, hosts.c.id == placements.c.host_id)
     .where(
         instances.c.restores == sa.bindparam("backup"),
         sa.not_(instances.c.data_recorded),
         sa.not_(instances.c.deleted),
+        instances.c.created > sa.bindparam("begun_since"),
+        # A guest that has no news is not written down each time; its host is.
         sa.or_(
             instances.c.seen_at > sa.bindparam("heard_since"),
             instances.c.created > sa.bindparam("heard_since"),
+            sa.and_(instances.c.alive, hosts.c.seen > sa.bindparam("heard_since")),
         ),
     )
 )
@@ -116,6 +126,8 @@ class BackupRow(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     settled: bool
     next_look: float | None
+    host_id: str | None = None
+    """The instance's host, where a change has something to say to it."""
 
 
 def from_row(row: Any) -> BackupRow:
@@ -161,7 +173,10 @@ def _as_of_now(tx: Tx, backup: Backup) -> Backup:
     clock = clock_row(tx)
     changes: dict[str, Any] = {"set_back": clock.generation != backup.generation, "readers": 0}
     if backup.deleted and backup.ended is not None:
-        changes["readers"] = _READERS.scalar(tx, backup=backup.id, heard_since=tx.now.lease - READER)
+        changes["readers"] = _READERS.scalar(
+            tx, backup=backup.id, heard_since=tx.now.lease - READER,
+            begun_since=tx.now.lease - READ_AT_LONGEST,
+        )  # fmt: skip
     claimed = backup.attempt.claimed
     if claimed is not None and clock.sweep_after > tx.now.lease:
         # After an outage of ours nobody is silent before everybody had the time to be heard.

@@ -17,7 +17,7 @@ from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.core.instance.want import BackupWant
-from unstuck.store import quotas
+from unstuck.store import database_quotas, quotas
 from unstuck.store.backup_rows import (
     BackupRow,
     from_row,
@@ -62,7 +62,7 @@ def create_backup(
     owner = _instance(tx, new.instance_id, project_id).project_id
     if not quotas.lock_project(tx, owner):
         raise NotFound(f"Project {owner} is not there any more.")
-    lock_instance_host(tx, new.instance_id)
+    host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
     _check_quota(tx, owner)
     live = load_live(tx, new.instance_id)
@@ -90,7 +90,7 @@ def create_backup(
     add_attempt(tx, new.id, 1, new.nonce)
     made = load_backup(tx, new.id)
     assert made is not None
-    return write_backup(tx, made, made.backup)
+    return msgspec.structs.replace(write_backup(tx, made, made.backup), host_id=host_id)
 
 
 def add_attempt(tx: Tx, backup_id: str, number: int, nonce: str) -> None:
@@ -133,8 +133,8 @@ def _under_way(live: BackupRow) -> str:
 
 
 def _check_quota(tx: Tx, project_id: str) -> None:
-    most = quotas.limit_of(tx, project_id, "backups")
-    if most >= quotas.UNLIMITED:
+    most = database_quotas.limits(tx, project_id)["backups"]
+    if most < 0:
         return
     mine = sa.select(sa.literal(1)).where(backups.c.project_id == project_id, sa.not_(backups.c.deleted))
     used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
@@ -194,11 +194,11 @@ def list_backups(
 def _hold(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
     """The backup with its row, and its instance's host, held."""
     found = get_backup(tx, backup_id, project_id)
-    lock_instance_host(tx, found.instance_id)
+    host_id = lock_instance_host(tx, found.instance_id)
     held = load_backup(tx, backup_id, lock=True)
     if held is None or held.backup.deleted:
         raise _not_found(backup_id)
-    return held
+    return msgspec.structs.replace(held, host_id=host_id)
 
 
 def cancel_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
@@ -255,6 +255,13 @@ def guest_superseded(tx: Tx, instance_id: str, incarnation: int) -> None:
     backup = change.superseded(held.backup, incarnation)
     if backup != held.backup:
         write_backup(tx, held, backup, keep_lease=True)
+
+
+def cancel_live(tx: Tx, instance_id: str, reason: str) -> None:
+    """Cancel the instance's backup, saying why; the caller holds the instance's row and tells its host."""
+    held = load_live(tx, instance_id, lock=True)
+    if held is not None:
+        write_backup(tx, held, change.cancel(held.backup, tx.now.lease, reason), keep_lease=True)
 
 
 def instance_deleted(tx: Tx, instance_id: str) -> None:

@@ -27,13 +27,12 @@ DEFAULTS: Final[dict[str, int]] = {
     "instances": 100, "cores": 200, "ram": 512 * 1024, "metadata_items": 128, "key_pairs": 100,
     "server_groups": 0, "server_group_members": 0,
     "injected_files": 0, "injected_file_content_bytes": 0, "injected_file_path_bytes": 0,
-    "backups": 50, "fixed_ips": -1, "floating_ips": 0, "security_groups": 1, "security_group_rules": 0,
+    "fixed_ips": -1, "floating_ips": 0, "security_groups": 1, "security_group_rules": 0,
 }  # fmt: skip
 """What a project may have unless somebody says otherwise; -1: as much as it likes.
 
-Counted here are instances, cores, ram, metadata_items and key_pairs; backups where they are made. The others
-are limits on what is not there at all: they can be written and read as the compute API wants it, and allow
-nothing.
+Counted here are instances, cores, ram, metadata_items and key_pairs. The others are limits on what is not
+there at all: they can be written and read as the compute API wants it, and allow nothing.
 """
 
 UNLIMITED: Final = 1 << 62

@@ -129,11 +129,12 @@ def not_collected(backup: Backup, reason: str) -> Backup:
     return msgspec.structs.replace(backup, trouble=reason)
 
 
-def cancel(backup: Backup, now: float) -> Backup:
+def cancel(backup: Backup, now: float, reason: str = "") -> Backup:
     """Somebody wants it stopped; the end comes with the agent's answer, or without it soon after."""
-    if backup.ended is not None:
+    if backup.ended is not None or backup.cancelled:
         return backup
-    return msgspec.structs.replace(backup, cancelled=True, stop_since=_first_stop(backup, now))
+    stop = _first_stop(backup, now)
+    return msgspec.structs.replace(backup, cancelled=True, cancel_reason=reason, stop_since=stop)
 
 
 def instance_deleted(backup: Backup, now: float) -> Backup:

@@ -99,7 +99,7 @@ def stop_wanted(backup: Backup) -> str | None:
     if backup.deleted:
         return "the backup was deleted"
     if backup.cancelled:
-        return "the backup was cancelled"
+        return backup.cancel_reason or "the backup was cancelled"
     if backup.instance_gone:
         return "the instance was deleted"
     return None

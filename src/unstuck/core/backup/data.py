@@ -130,6 +130,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     attempt: Attempt
     cancelled: bool = False
+    cancel_reason: str = ""
     deleted: bool = False
     instance_gone: bool = False
     stop_since: float | None = None

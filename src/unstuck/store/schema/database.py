@@ -104,14 +104,6 @@ sa.Index("ix_instances_restores", instances.c.restores,
          postgresql_where=sa.text("restores IS NOT NULL"),
          sqlite_where=sa.text("restores IS NOT NULL"))  # fmt: skip
 
-# Who reads a backup: few rows at any time.
-sa.Index(
-    "ix_instances_restores",
-    instances.c.restores,
-    postgresql_where=sa.text("restores IS NOT NULL"),
-    sqlite_where=sa.text("restores IS NOT NULL"),
-)
-
 backups = sa.Table(
     "backups",
     metadata,
@@ -172,12 +164,12 @@ for _name, _columns in {
     "ix_backups_instance": (backups.c.instance_id, backups.c.created_wall, backups.c.id),
     "ix_backups_all": (backups.c.created_wall, backups.c.id),
 }.items():
-    sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("NOT deleted"))
+    sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
 sa.Index(
     "ix_backups_due",
     backups.c.next_look,
     postgresql_where=sa.text("NOT settled"),
-    sqlite_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("settled = 0"),
 )
 
 # Every attempt there ever was, so that its objects can be found and collected.

@@ -105,28 +105,28 @@ def upgrade() -> None:
             ["next_look"],
             unique=False,
             postgresql_where=sa.text("NOT settled"),
-            sqlite_where=sa.text("NOT settled"),
+            sqlite_where=sa.text("settled = 0"),
         )
         batch_op.create_index(
             "ix_backups_instance",
             ["instance_id", "created_wall", "id"],
             unique=False,
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.create_index(
             "ix_backups_project",
             ["project_id", "created_wall", "id"],
             unique=False,
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.create_index(
             "ix_backups_all",
             ["created_wall", "id"],
             unique=False,
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.create_index(
             "uq_backups_live",
@@ -264,20 +264,20 @@ def downgrade() -> None:
         batch_op.drop_index(
             "ix_backups_all",
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.drop_index(
             "ix_backups_project",
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.drop_index(
             "ix_backups_instance",
             postgresql_where=sa.text("NOT deleted"),
-            sqlite_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
         )
         batch_op.drop_index(
-            "ix_backups_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("NOT settled")
+            "ix_backups_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0")
         )
 
     op.drop_table("backups")
