@@ -54,7 +54,7 @@ def add_instance(tx: Tx, server_id: str, *, restores: str | None = None, project
         )
     instance_id = f"i-{next(_numbers)}"
     now = tx.now
-    known: dict[str, Any] = dict(
+    known: dict[str, Any] = dict(  # noqa: C408
             id=instance_id, project_id=project_id, user_id="user", name="shop", server_id=server_id,
             datastore_version_id="pg-15", flavor_id="1", ram_mb=64, volume_gb=1, port=5432, is_public=False,
             allowed_cidrs="[]", created=now.lease, created_wall=now.wall, updated_wall=now.wall,
