@@ -89,6 +89,39 @@ def test_pause_lock_and_mark_of_the_openstack_command(
 
 
 @pytest.mark.filterwarnings("default")
+def test_a_resize_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
+    cli = cloud.cli
+    server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+
+    def shows(status: str, flavor: str) -> bool:
+        found = sdk.compute.get_server(server.id)
+        return bool(found.status == status and found.flavor.original_name == flavor)
+
+    cli("server", "resize", "--flavor", "t.micro", "--wait", "web")
+    assert shows("VERIFY_RESIZE", "t.micro")
+    assert names(cli("server", "list", "--status", "VERIFY_RESIZE", "-f", "json")) == {"web"}
+    cli("server", "resize", "revert", "web")
+    wait(lambda: shows("ACTIVE", "t.nano"))
+    cli("server", "resize", "--flavor", "t.micro", "--wait", "web")
+    cli("server", "resize", "confirm", "web")
+    assert shows("ACTIVE", "t.micro")
+    sdk.compute.resize_server(server, sdk.compute.find_flavor("m1.tiny"))
+    wait(lambda: shows("VERIFY_RESIZE", "m1.tiny"))
+    sdk.compute.confirm_server_resize(server)
+    assert shows("ACTIVE", "m1.tiny")
+    actions = [action.action for action in sdk.compute.server_actions(server)]
+    assert actions == [
+        "confirmResize",
+        "resize",
+        "confirmResize",
+        "resize",
+        "revertResize",
+        "resize",
+        "create",
+    ]
+
+
+@pytest.mark.filterwarnings("default")
 def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connection.Connection) -> None:
     server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
     compute = sdk.compute

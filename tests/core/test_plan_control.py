@@ -22,6 +22,8 @@ from unstuck.core.server.control import (
 from unstuck.core.server.data import (
     Failure,
     Fence,
+    Flavor,
+    Former,
     Gone,
     Guest,
     HostSeen,
@@ -230,6 +232,23 @@ def asked(kind: OperationKind, power: Power, guest: Guest = ACTIVE.seen.guest) -
     return replaced(ACTIVE, power=power, intent=2, seen=seen(guest), operation=operation)
 
 
+FORMER = Former("1", "{}", Flavor(1, 64, 1))
+
+
+def resizing(observation: Observation) -> Server:
+    server = asked(OperationKind.RESIZE, Power.ON)
+    return replaced(server, before=FORMER, edge=2, seen=observation)
+
+
+def test_what_is_off_is_resized_when_its_host_rests() -> None:
+    server = replaced(resizing(seen(Gone(), intent=2, step=Step.DISK)), power=Power.OFF, edge=1)
+    assert server.operation is not None
+    assert operation_outcome(server, server.operation) is None
+    server = replaced(server, seen=seen(Gone(), intent=2))
+    assert server.operation is not None
+    assert operation_outcome(server, server.operation) is not None
+
+
 SAVED = msgspec.structs.replace(seen(Gone()), memory=Thing.PRESENT)
 STATUSES = [
     ("new", NEW, "BUILD", "scheduling"),
@@ -285,6 +304,35 @@ STATUSES = [
         "rebuild_block_device_mapping",
     ),
     ("rebuilt, off", replaced(ACTIVE, power=Power.OFF, replaced=("n",), seen=seen(Gone())), "SHUTOFF", None),
+    ("to be resized", resizing(seen(Running(1))), "RESIZE", "resize_prep"),
+    (
+        "its guest ends",
+        resizing(seen(Running(1), intent=2, step=Step.STOPPING)),
+        "RESIZE",
+        "resize_migrating",
+    ),
+    ("its disk grows", resizing(seen(Gone(), intent=2, step=Step.DISK)), "RESIZE", "resize_migrated"),
+    ("it starts", resizing(seen(Gone(), intent=2, step=Step.STARTING)), "RESIZE", "resize_finish"),
+    (
+        "what is off is resized",
+        replaced(resizing(seen(Gone())), power=Power.OFF, edge=1),
+        "RESIZE",
+        "resize_prep",
+    ),
+    ("resized", replaced(ACTIVE, before=FORMER), "VERIFY_RESIZE", None),
+    (
+        "resized, off",
+        replaced(ACTIVE, before=FORMER, power=Power.OFF, seen=seen(Gone())),
+        "VERIFY_RESIZE",
+        None,
+    ),
+    ("taken back", asked(OperationKind.REVERT, Power.ON), "REVERT_RESIZE", "resize_reverting"),
+    (
+        "a resize that failed",
+        replaced(ACTIVE, before=FORMER, seen=seen(Gone(), trouble=TROUBLES[2])),
+        "ERROR",
+        None,
+    ),
     ("marked by an operator", replaced(ACTIVE, marked_wall=4000.0), "ERROR", None),
     (
         "its failure, looked at anew",

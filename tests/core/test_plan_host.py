@@ -179,6 +179,31 @@ def test_a_rebuild_keeps_the_old_disk_until_the_new_one_is_recorded(
     assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
 
 
+LARGER = msgspec.structs.replace(ON, edge=4)
+RESIZES: list[tuple[str, Want, dict[str, object], str]] = [
+    ("the guest goes first", LARGER, {"guest": Running(3), "short": True}, "quit"),
+    ("what the disk stands on", LARGER, {"short": True, "images": Missing()}, "fetch"),
+    ("a disk that is missing", LARGER, {"disk": A}, "hold"),
+    ("the disk is recorded before it grows", msgspec.structs.replace(LARGER, disk_recorded=False),
+     {"short": True}, "record_disk"),
+    ("the disk grows", LARGER, {"short": True}, "grow_disk"),
+    ("then it is started", LARGER, {}, "start"),
+    ("not under a guest that runs", ON, {"guest": Running(3), "short": True}, "rest"),
+    ("off: it grows too", msgspec.structs.replace(ON, power=Power.OFF), {"short": True}, "grow_disk"),
+    ("off: done, with no need of images", msgspec.structs.replace(ON, power=Power.OFF),
+     {"images": Missing()}, "rest"),
+    ("suspended: it waits for the next start", WANTS["suspended"], {"short": True, "memory": P}, "rest"),
+    ("delete wins", msgspec.structs.replace(LARGER, gone=True), {"short": True}, "remove_nics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), RESIZES, ids=[row[0] for row in RESIZES])
+def test_a_disk_grows_when_no_guest_is_on_it(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
 REMOVE: list[tuple[dict[str, object], str]] = [
     ({"nics": P, "folder": P}, "remove_nics"),
     ({"nics": U, "folder": P}, "hold"),

@@ -18,7 +18,7 @@ from unstuck.core.errors import Invalid
 from unstuck.core.server.data import FetchFailed, Flavor, Gone, Missing, Ready, Thing, View, Want
 from unstuck.core.server.host import Hold, plan_host
 from unstuck.host.driver import DriverError
-from unstuck.host.drivers.disk import GIB, make_disk, virtual_size
+from unstuck.host.drivers.disk import GIB, grow_disk, make_disk, virtual_size
 from unstuck.host.drivers.folder import ServerFolder
 from unstuck.host.drivers.process import run
 from unstuck.host.images import FolderSource, ImageCache, no_barrier
@@ -52,6 +52,51 @@ def test_the_disk_is_as_large_as_the_flavor_says_or_the_image_if_that_is_larger(
 def virtual_size_of_overlay(path: Path) -> int:
     size: int = struct.unpack_from(">Q", path.read_bytes()[:80], 24)[0]
     return size
+
+
+def test_a_disk_grows_with_all_that_is_on_it_and_never_shrinks(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder, want, cache = await ready(tmp_path, flavor=Flavor(1, 64, 1))
+        await make_disk(folder, want, cache, no_barrier)
+        path = folder.disk("n0nce")
+        await run(["qemu-io", "-c", "write -P 171 1M 2M", str(path)], deadline=10)
+        larger = msgspec.structs.replace(
+            want, spec=msgspec.structs.replace(want.spec, flavor=Flavor(1, 64, 3))
+        )
+        for _ in range(2):
+            await grow_disk(folder, larger, no_barrier)
+            assert virtual_size_of_overlay(path) == 3 * GIB
+        await grow_disk(folder, want, no_barrier)
+        assert virtual_size_of_overlay(path) == 3 * GIB, "never smaller"
+        await run(["qemu-io", "-r", "-c", "read -P 171 1M 2M", str(path)], deadline=10)
+        await run(["qemu-img", "check", "-q", str(path)], deadline=10)
+
+    asyncio.run(scene())
+
+
+def test_a_disk_that_somebody_has_open_is_not_grown(tmp_path: Path) -> None:
+    """QEMU's own lock: whatever a planner thinks, a guest's disk is not changed under it."""
+
+    async def made() -> tuple[ServerFolder, Want]:
+        folder, want, cache = await ready(tmp_path, flavor=Flavor(1, 64, 1))
+        await make_disk(folder, want, cache, no_barrier)
+        return folder, want
+
+    folder, want = asyncio.run(made())
+    path = folder.disk("n0nce")
+    larger = msgspec.structs.replace(want, spec=msgspec.structs.replace(want.spec, flavor=Flavor(1, 64, 3)))
+    with subprocess.Popen(
+        ["qemu-io", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("length\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline()
+        with pytest.raises(DriverError, match="lock"):
+            asyncio.run(grow_disk(folder, larger, no_barrier))
+        holder.communicate("quit\n", timeout=10)
+    assert virtual_size_of_overlay(path) == GIB
 
 
 def test_a_disk_that_is_there_is_never_touched(tmp_path: Path) -> None:

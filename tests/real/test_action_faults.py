@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.real.fault_cloud import FaultCloud
 from tests.real.test_faults import cloud as cloud
 from tests.real.test_faults import remove
 from tests.real.test_faults import template as template
+from unstuck.cli.cloud import COMPUTE, connect
 
 pytestmark = [
     pytest.mark.root,
@@ -93,6 +95,46 @@ def test_a_rebuild_has_the_old_disk_or_the_new_one_at_every_moment(cloud: FaultC
     assert cloud.address(server) == address
     [new] = disks(cloud, server)
     assert new != old
+    cloud.agree()
+    remove(cloud, server)
+
+
+def larger(cloud: FaultCloud) -> str:
+    """A flavor with more of everything than the server has."""
+    body = {"flavor": {"name": "larger", "vcpus": 2, "ram": 192, "disk": 2, "id": "larger"}}
+    with connect(cloud.state) as admin:
+        admin.ask("POST", "/compute/v2.1/flavors", json=body, headers=COMPUTE)
+    return "larger"
+
+
+def disk_gib(cloud: FaultCloud, server: str) -> float:
+    """The size of its one root disk, as a guest sees it."""
+    [path] = Path(cloud.state.host / "servers" / server).glob("disk-*.qcow2")
+    return float(struct.unpack_from(">Q", path.read_bytes()[:32], 24)[0]) / (1 << 30)
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["driver.quit", "driver.quit+", "driver.grow_disk", "driver.grow.half", "driver.grow_disk+",
+     "driver.start.forked", "control.report.running"],
+)  # fmt: skip
+def test_a_resize_keeps_the_disk_and_ends_with_one_guest(cloud: FaultCloud, point: str) -> None:
+    server = running(cloud)
+    [disk], address = disks(cloud, server), cloud.address(server)
+    hit(cloud, server, point, resize={"flavorRef": larger(cloud)})
+    assert cloud.status(server) == "RESIZE"
+    assert disks(cloud, server) == [disk]
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "VERIFY_RESIZE")
+    cloud.one(server)
+    assert (cloud.say(server, "read"), cloud.address(server)) == ("kept", address)
+    assert disk_gib(cloud, server) == 2.0
+    cloud.agree()
+    cloud.act(server, revertResize=None)
+    cloud.until_status(server, "ACTIVE")
+    assert cloud.say(server, "read") == "kept"
+    assert (disks(cloud, server), disk_gib(cloud, server)) == ([disk], 2.0)
     cloud.agree()
     remove(cloud, server)
 

@@ -5,6 +5,7 @@ The first transaction stops before its commit; the second must wait for it and t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,21 @@ import sqlalchemy as sa
 
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Claim, Register, Report
-from unstuck.core.server.data import Gone, Observation, Off, Power, Step, Thing, Trouble
-from unstuck.store import agents, networks, server_actions, server_rebuild, servers
+from unstuck.core.errors import Conflict, Invalid
+from unstuck.core.server.data import Gone, Observation, Off, Power, Running, Step, Thing, Trouble
+from unstuck.store import (
+    agents,
+    identity,
+    networks,
+    server_actions,
+    server_rebuild,
+    server_resize,
+    servers,
+)
 from unstuck.store.engine import Store, Tx
+from unstuck.store.flavors import FlavorRow, create_flavor
 from unstuck.store.schema.compute import placements
+from unstuck.store.schema.compute import servers as servers_table
 from unstuck.store.schema.network import ports
 
 
@@ -263,6 +275,86 @@ def test_a_rebuild_and_a_delete_at_once_end_in_the_delete(cloud: Cloud) -> None:
     )
     assert (first, second) == ("h", "h")
     assert cloud.wants()["a"].gone
+
+
+def resize(tx: Tx, name: str, ram_mb: int) -> str:
+    flavor_id = f"f{ram_mb}"
+    with contextlib.suppress(Conflict):
+        create_flavor(tx, FlavorRow(id=flavor_id, name=flavor_id, vcpus=1, ram_mb=ram_mb, disk_gb=1))
+    return server_resize.resize_server(tx, name, None, caller(), flavor_id=flavor_id)
+
+
+def taken(tx: Tx) -> int:
+    return int(tx.execute(sa.select(sa.func.sum(placements.c.ram_mb))).scalar_one())
+
+
+@pytest.fixture
+def projects(cloud: Cloud) -> None:
+    """Two projects: what two users of one ask for waits for each other anyway."""
+    for name in ("project", "other"):
+        cloud.store.transact(identity.create_project, identity.Project(id=name, name=name))
+
+
+def test_two_resizes_never_oversubscribe_a_host(cloud: Cloud, projects: None) -> None:
+    cloud.active("a")
+    cloud.active("b")
+    cloud.store.transact(
+        lambda tx: tx.execute(
+            sa.update(servers_table).where(servers_table.c.id == "b").values(project_id="other")
+        )
+    )
+    first, second = overlap(cloud.store, lambda tx: resize(tx, "a", 600), lambda tx: resize(tx, "b", 601))
+    assert first == "h"
+    assert isinstance(second, Invalid)
+    assert "No valid host" in str(second)
+    assert cloud.store.read(taken) == 664
+
+
+def test_a_resize_and_a_placement_at_once_never_oversubscribe_a_host(cloud: Cloud, projects: None) -> None:
+    cloud.active("a")
+    cloud.create("b", 600)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.place(tx, "b", "h", "n2"),
+        lambda tx: resize(tx, "a", 600),
+    )
+    assert first is True
+    assert isinstance(second, Invalid)
+    cloud.create("c", 600)
+    cloud.store.transact(servers.delete_server, "b", caller())
+    cloud.removed("b")
+    first, second = overlap(
+        cloud.store,
+        lambda tx: resize(tx, "a", 600),
+        lambda tx: servers.place(tx, "c", "h", "n3"),
+    )
+    assert (first, second) == ("h", False)
+
+
+def test_a_resize_and_a_delete_at_once_end_in_the_delete(cloud: Cloud, projects: None) -> None:
+    cloud.active()
+    first, second = overlap(
+        cloud.store, lambda tx: resize(tx, "a", 600), lambda tx: servers.delete_server(tx, "a", caller())
+    )
+    assert (first, second) == ("h", "h")
+    assert cloud.wants()["a"].gone
+    cloud.removed()
+    assert cloud.status().status == "DELETED"
+
+
+def test_a_confirm_and_a_revert_at_once_are_one_of_them(cloud: Cloud, projects: None) -> None:
+    cloud.active()
+    cloud.store.transact(resize, "a", 600)
+    cloud.report(Running(2))
+    assert cloud.status().status == "VERIFY_RESIZE"
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_resize.confirm_resize(tx, "a", caller()),
+        lambda tx: server_resize.revert_resize(tx, "a", caller()),
+    )
+    assert first == "h"
+    assert isinstance(second, Conflict)
+    assert cloud.store.read(taken) == 600
 
 
 def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:

@@ -453,6 +453,8 @@ class Agent:
                 return driver.make_disk
             case Do.DROP_DISKS:
                 return driver.drop_disks
+            case Do.GROW_DISK:
+                return driver.grow_disk
             case Do.MAKE_NICS:
                 return driver.make_nics
             case Do.START:

@@ -74,6 +74,11 @@ class Driver(Protocol):
         """Remove the disks that the wanted one has replaced; refused unless that is there."""
         ...
 
+    async def grow_disk(self, want: Want) -> None:
+        """Make the root disk as large as the flavor asks for, with everything on it; it never shrinks.
+        No guest runs on it. Harmless when repeated."""
+        ...
+
     async def make_nics(self, want: Want) -> None:
         """Make bridge, tap and filter rules of every port, where they are not there yet."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.server.control import satisfied
-from unstuck.core.server.data import Power, Running, Server, Want
+from unstuck.core.server.data import Power, Running, Server, Spec, Want
 from unstuck.core.server.status import status
-from unstuck.sim.world import STRANGER, SimGuest, SimHost, Watch
+from unstuck.sim.world import STRANGER, SimFolder, SimGuest, SimHost, Watch
 from unstuck.store.engine import Store, Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import load_server
@@ -46,6 +47,11 @@ class Truth(Watch):
         folder = host.folders.get(want.server_id)
         if folder is not None and not want.disk_recorded:
             self.fail(f"{want.server_id} started before its disk was recorded")
+        if folder is not None and folder.size < want.spec.flavor.disk_gb:
+            self.fail(f"{want.server_id} started on a disk that is too small")
+        taken = [guest.flavor.ram_mb for guest in host.guests.values() if guest.flavor is not None]
+        if sum(taken) + want.spec.flavor.ram_mb > host.facts().ram_mb:
+            self.fail(f"{want.server_id} started on {host.id}, which has not that much memory")
 
     def quitting(self, host: SimHost, server_id: str, guest: SimGuest) -> None:
         """A guest that its user wants running is never ended."""
@@ -117,6 +123,11 @@ class Truth(Watch):
         elif server.place.nonce != want.nonce or not server.disk_recorded:
             self.fail(f"the old disk of {want.server_id} was dropped before the new one was recorded")
 
+    def growing(self, host: SimHost, want: Want) -> None:
+        """A disk grows under no guest, and only once it is recorded."""
+        if want.server_id in host.guests or not want.disk_recorded:
+            self.fail(f"the disk of {want.server_id} was grown under its guest, or before it was recorded")
+
     def removing(self, host: SimHost, want: Want) -> None:
         """Only what its user deleted is removed, and never under a living guest."""
         if want.server_id in host.guests:
@@ -186,6 +197,7 @@ _ROWS = Prepared(
         servers.c.seen,
         servers.c.disk_id,
         servers.c.replaced,
+        servers.c.before,
         servers.c.settled,
         servers.c.lease_incarnation,
         placements.c.state,
@@ -245,6 +257,7 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
         if shown == "ACTIVE" and (guest is None or guest.state != "running"):
             wrong.append(f"{server_id} is shown ACTIVE and no guest runs")
         folder = host.folders.get(server_id)
+        wrong += _sizes(tx, server, guest, folder)
         if shown == "SUSPENDED" and (guest is not None or folder is None or folder.memory is None):
             wrong.append(f"{server_id} is shown SUSPENDED and its memory is not just on the disk")
         if shown == "PAUSED" and (guest is None or guest.state != "paused"):
@@ -254,6 +267,26 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
         if satisfied(server) and isinstance(server.seen and server.seen.guest, Running) and guest is None:
             wrong.append(f"{server_id} is recorded running and is not")
     return wrong + _leftovers(tx, hosts, living)
+
+
+def _sizes(tx: Tx, server: Server, guest: SimGuest | None, folder: SimFolder | None) -> list[str]:
+    """Guest, disk and the room that is taken are as the server's flavor says."""
+    text = tx.execute(sa.select(servers.c.spec).where(servers.c.id == server.id)).scalar_one()
+    size, wrong = msgspec.json.decode(text, type=Spec).flavor, []
+    room = tx.execute(
+        sa.select(placements.c.vcpus, placements.c.ram_mb, placements.c.disk_gb).where(
+            placements.c.server_id == server.id, placements.c.state == "live"
+        )
+    ).one()
+    other = size if server.before is None else server.before.size
+    both = (max(size.vcpus, other.vcpus), max(size.ram_mb, other.ram_mb), max(size.disk_gb, other.disk_gb))
+    if tuple(room) != both:
+        wrong.append(f"the room for {server.id} is {tuple(room)}, and should be {both}")
+    if guest is not None and guest.flavor != size:
+        wrong.append(f"the guest of {server.id} has {guest.flavor}, and should have {size}")
+    if folder is not None and folder.disk and folder.size < size.disk_gb:
+        wrong.append(f"the disk of {server.id} is too small")
+    return wrong
 
 
 def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str]:

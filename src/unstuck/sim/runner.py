@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.control.loop import Controller
-from unstuck.core.errors import NotFound, Unavailable
-from unstuck.core.server.data import Flavor, Spec
+from unstuck.core.errors import Conflict, Invalid, NotFound, Unavailable
+from unstuck.core.server.data import Flavor, Power, Spec
 from unstuck.core.server.status import status
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
@@ -30,9 +30,11 @@ from unstuck.store import (
     networks,
     server_actions,
     server_rebuild,
+    server_resize,
     servers,
 )
 from unstuck.store.engine import Tx
+from unstuck.store.flavors import FlavorRow, create_flavor
 from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
 from unstuck.store.schema.compute import servers as server_table
@@ -408,6 +410,8 @@ class SimUser:
         self._requests = 0
         self._scripts: list[Coroutine[Any, Any, None]] = []
         self._lost = ""
+        self._before: dict[str, str] = {}
+        """What a server that was resized is shown as when that is over."""
 
     def abandon(self) -> None:
         """Whoever was at work finds that the cloud has forgotten things, and gives up."""
@@ -559,6 +563,29 @@ class SimUser:
         await self._request("rebuild", _rebuild, name, self._run.engine.nonce(), self._caller())
         self._run.expected[name] = "SHUTOFF" if expected == "SHUTOFF" else "ACTIVE"
 
+    async def resize(self, name: str, *, ram_mb: int = 128, disk_gb: int = 2) -> bool:
+        """False where there is no room for it."""
+        self._wish(name, "reboot")
+        flavor = FlavorRow(id=f"f-{ram_mb}-{disk_gb}", name="f", vcpus=1, ram_mb=ram_mb, disk_gb=disk_gb)
+        expected = self._run.expected[name]
+        try:
+            await self._request("resize", _resize, name, self._caller(), flavor)
+        except Invalid as error:
+            self.log(f"refused: {error}")
+            return False
+        self._run.expected[name] = "VERIFY_RESIZE"
+        self._before[name] = expected
+        return True
+
+    async def confirm(self, name: str) -> None:
+        await self._request("confirm", server_resize.confirm_resize, name, self._caller())
+        self._run.expected[name] = self._before[name]
+
+    async def revert(self, name: str) -> None:
+        self._wish(name, "reboot")
+        await self._request("revert", server_resize.revert_resize, name, self._caller())
+        self._run.expected[name] = self._before[name]
+
     async def lose_disk(self, name: str) -> None:
         """Somebody removes the disk (and ends the guest) behind our back."""
         for host in self._run.hosts:
@@ -601,6 +628,20 @@ class SimUser:
                 if guest is not None and guest.state == "running" and not guest.forked:
                     guest.state = "off"
             if self._status(name) == "SHUTOFF":
+                return
+            await self.wait(1.0)
+        self._run.truth.fail(f"the power-off of {name} was not respected")
+
+    async def power_off_resized(self, name: str) -> None:
+        """The same before its user has confirmed or taken back a resize: that is still to be done then."""
+        self._wish(name, "power-off")
+        for _ in range(600):
+            for host in self._run.hosts:
+                guest = host.guests.get(name)
+                if guest is not None and guest.state == "running" and not guest.forked:
+                    guest.state = "off"
+            if self._run.store.read(_wanted, name) is Power.OFF:
+                self._before[name] = "SHUTOFF"
                 return
             await self.wait(1.0)
         self._run.truth.fail(f"the power-off of {name} was not respected")
@@ -657,6 +698,12 @@ def _host_of(tx: Tx, server_id: str) -> str | None:
     return None if loaded is None or loaded.server.place is None else loaded.server.place.host_id
 
 
+def _wanted(tx: Tx, server_id: str) -> Power:
+    loaded = load_server(tx, server_id)
+    assert loaded is not None
+    return loaded.server.power
+
+
 def _shown(tx: Tx, server_id: str) -> str:
     loaded = load_server(tx, server_id)
     assert loaded is not None
@@ -679,7 +726,7 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
         description=None,
         image_id="i",
         flavor_id="f",
-        flavor={},
+        flavor={"vcpus": 1, "ram": 64, "disk": 1},
         key_name=None,
         metadata={},
         tags=(),
@@ -701,6 +748,13 @@ def _create(tx: Tx, name: str, caller: servers.Caller) -> None:
 def _rebuild(tx: Tx, name: str, nonce: str, caller: servers.Caller) -> str:
     """As the API's, without an image to look up."""
     return server_rebuild.replace_disk(tx, name, lambda _row, _server: {}, nonce, caller)
+
+
+def _resize(tx: Tx, name: str, caller: servers.Caller, flavor: FlavorRow) -> str:
+    """As the API's, with a flavor that is made on the way."""
+    with contextlib.suppress(Conflict):
+        create_flavor(tx, flavor)
+    return server_resize.resize_server(tx, name, None, caller, flavor_id=flavor.id)
 
 
 def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:

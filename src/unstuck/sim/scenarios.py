@@ -32,6 +32,12 @@ class User(Protocol):
 
     async def rebuild(self, name: str) -> None: ...
 
+    async def resize(self, name: str, *, ram_mb: int = 128, disk_gb: int = 2) -> bool: ...
+
+    async def confirm(self, name: str) -> None: ...
+
+    async def revert(self, name: str) -> None: ...
+
     async def lose_disk(self, name: str) -> None: ...
 
     async def reset(self, name: str) -> None: ...
@@ -41,6 +47,8 @@ class User(Protocol):
     async def break_starts(self, *, broken: bool) -> None: ...
 
     async def power_off_inside(self, name: str) -> None: ...
+
+    async def power_off_resized(self, name: str) -> None: ...
 
     async def host_dies(self, seconds: float) -> None: ...
 
@@ -238,6 +246,94 @@ async def rebuild_after_the_disk_was_lost(user: User) -> None:
     await user.rebuild("a")
 
 
+async def resize_and_confirm(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("a")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.confirm("a")
+
+
+async def resize_and_revert(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("a")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.revert("a")
+    await user.until("a", "ACTIVE")
+
+
+async def resize_what_is_off(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.until("a", "SHUTOFF")
+    await user.resize("a")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.revert("a")
+    await user.until("a", "SHUTOFF")
+    await user.start("a")
+    await user.until("a", "ACTIVE")
+
+
+async def power_off_inside_a_resized(user: User) -> None:
+    """Its user may still choose; it stays off whichever way."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("a")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.power_off_resized("a")
+    await user.confirm("a")
+    await user.until("a", "SHUTOFF")
+
+
+async def delete_while_resizing(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("a")
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def delete_while_reverting(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("a")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.revert("a")
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def revert_of_a_resize_that_failed(user: User) -> None:
+    """Guests of the new flavor end at once, until the budget is used up: the way out is the former one."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.break_starts(broken=True)
+    await user.resize("a")
+    await user.until("a", "ERROR")
+    await user.break_starts(broken=False)
+    await user.revert("a")
+    await user.until("a", "ACTIVE")
+
+
+async def resize_with_room_for_one(user: User) -> None:
+    """Of two that want most of the host's memory one gets it; and the other when it was given up again."""
+    await user.create("a")
+    await user.create("b")
+    await user.until("a", "ACTIVE")
+    await user.until("b", "ACTIVE")
+    await user.resize("a", ram_mb=2500)
+    if await user.resize("b", ram_mb=2500):
+        raise AssertionError("there is no room for both")
+    await user.until("a", "VERIFY_RESIZE")
+    await user.revert("a")
+    await user.until("a", "ACTIVE")
+    await user.resize("b", ram_mb=2500)
+    await user.until("b", "VERIFY_RESIZE")
+    await user.confirm("b")
+
+
 async def disk_full_for_a_while(user: User) -> None:
     """The guest stops at a write; when there is room again, it goes on by itself."""
     await user.create("a")
@@ -366,6 +462,7 @@ SLOW = TWO_HOSTS | frozenset(
         "host_dies_in_delete",
         "disk_full_for_a_while",
         "reset_after_failed_starts",
+        "revert_of_a_resize_that_failed",
         "image_of_no_use",
     }
 )
@@ -403,6 +500,14 @@ SCENARIOS: dict[str, Script] = {
         rebuild_what_is_off,
         delete_while_rebuilding,
         rebuild_after_the_disk_was_lost,
+        resize_and_confirm,
+        resize_and_revert,
+        resize_what_is_off,
+        power_off_inside_a_resized,
+        delete_while_resizing,
+        delete_while_reverting,
+        revert_of_a_resize_that_failed,
+        resize_with_room_for_one,
         disk_full_for_a_while,
         reset_after_failed_starts,
         delete_while_stopping,

@@ -24,6 +24,7 @@ from unstuck.core.agents import (
 )
 from unstuck.core.server.data import (
     Fetching,
+    Flavor,
     Gone,
     Guest,
     Images,
@@ -64,6 +65,7 @@ class SimGuest(msgspec.Struct):
     edge: int
     state: str = "running"
     forked: bool = False
+    flavor: Flavor | None = None
     stubborn: bool = False
     since: float = 0.0
 
@@ -82,6 +84,8 @@ class SimFolder(msgspec.Struct):
     """Rises whenever a CPU has run: a memory of before does not fit to the disk any more."""
     memory: tuple[int, int] | None = None
     """The edge and the ``writes`` of the memory that was saved last."""
+    size: int = 0
+    """GiB of the disk."""
     old: tuple[str, ...] = ()
     """Disks that were replaced and are still there."""
     counted: tuple[int, int] = (0, 0)
@@ -143,6 +147,8 @@ class Watch:
 
     def dropping(self, host: SimHost, want: Want) -> None: ...
 
+    def growing(self, host: SimHost, want: Want) -> None: ...
+
     def nics_made(self, host: SimHost, want: Want) -> None: ...
 
     def removing(self, host: SimHost, want: Want) -> None: ...
@@ -172,6 +178,7 @@ class SimDriver:
             folder=Thing.PRESENT if folder is not None else Thing.ABSENT,
             replaced=Thing.PRESENT if old else Thing.ABSENT,
             memory=Thing.PRESENT if _saved(folder, want) else Thing.ABSENT,
+            short=disk is Thing.PRESENT and folder is not None and folder.size < want.spec.flavor.disk_gb,
         )
 
     def _guest(self, want: Want, folder: SimFolder | None) -> Guest:
@@ -223,6 +230,7 @@ class SimDriver:
             folder.old += (folder.nonce,)
         self._watch.disk_made(self._host, want)
         folder.nonce, folder.disk, folder.half, folder.data = want.nonce, True, False, False
+        folder.size = want.spec.flavor.disk_gb
 
     async def drop_disks(self, want: Want) -> None:
         folder = self._host.folders.get(want.server_id)
@@ -230,6 +238,13 @@ class SimDriver:
             raise DriverError("the new disk is not there")
         self._watch.dropping(self._host, want)
         folder.old = ()
+
+    async def grow_disk(self, want: Want) -> None:
+        folder = self._host.folders.get(want.server_id)
+        if folder is None or not folder.disk or folder.nonce != want.nonce:
+            raise DriverError("no such disk")
+        self._watch.growing(self._host, want)
+        folder.size = max(folder.size, want.spec.flavor.disk_gb)
 
     async def make_nics(self, want: Want) -> None:
         self._watch.nics_made(self._host, want)
@@ -250,7 +265,7 @@ class SimDriver:
         if self._host.broken:
             raise DriverError("the guest ended at once")
         guest = self._host.guests[want.server_id] = SimGuest(
-            edge=want.edge, forked=self.cutting, since=self._host.engine.now
+            edge=want.edge, forked=self.cutting, since=self._host.engine.now, flavor=want.spec.flavor
         )
         if _saved(folder, want):
             guest.state = "paused"

@@ -37,6 +37,8 @@ from unstuck.store.schema.network import ports
 from unstuck.store.servers import LEASE, finish_delete_locked
 
 HEARTBEAT = 5.0
+RESIZE_PATIENCE = 60.0
+"""Seconds for a guest that gets another flavor to power itself off."""
 _STILL = (OperationKind.PAUSE, OperationKind.SUSPEND)
 
 _spec = msgspec.json.Decoder(Spec)
@@ -261,6 +263,7 @@ _WANTS = Prepared(
         placements.c.nonce,
         placements.c.state,
         operations.c.kind,
+        operations.c.since,
         operations.c.deadline,
     )
     .join(placements, placements.c.server_id == servers.c.id)
@@ -370,6 +373,8 @@ def _want(tx: Tx, row: Any) -> Want | None:
         return None
     if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
         patience = max(row.deadline - lease, 0.0)
+    elif row.kind in (OperationKind.RESIZE, OperationKind.REVERT):
+        patience = max(row.since + RESIZE_PATIENCE - lease, 0.0)
     return Want(
         server_id=row.id,
         fence=Fence(row.generation, row.epoch),

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Forbidden, Invalid
+from unstuck.core.server.data import Flavor, Former
 from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
@@ -43,12 +44,13 @@ class _Size(msgspec.Struct, frozen=True):
 
 
 _size = msgspec.json.Decoder(_Size)
+_former = msgspec.json.Decoder(Former)
 _NOTHING = _Size(0, 0)
 # Grouped, so that there is a row per flavor and not per server; JSON is read here, not in two dialects.
 _USED = Prepared(
-    sa.select(servers.c.flavor, sa.func.count().label("instances"))
+    sa.select(servers.c.flavor, servers.c.before, sa.func.count().label("instances"))
     .where(servers.c.project_id == sa.bindparam("project"), sa.not_(servers.c.removed))
-    .group_by(servers.c.flavor)
+    .group_by(servers.c.flavor, servers.c.before)
 )
 _LOCK = Prepared(sa.select(projects.c.id).where(projects.c.id == sa.bindparam("project")).with_for_update())
 _CHANGED_DEFAULTS = Prepared(sa.select(quota_defaults.c.resource, quota_defaults.c.hard_limit))
@@ -78,13 +80,19 @@ def _number(limit: int) -> int:
 
 
 def usage(tx: Tx, project_id: str) -> Usage:
-    """What a project's servers take up (removed ones do not count)."""
+    """What a project's servers take up (removed ones do not count). One whose resize can still be taken back
+    counts with the larger of both flavors, so that taking it back never fails."""
     instances = cores = ram = 0
     for row in _USED.all(tx, project=project_id):
         size = readable.read(_size, row.flavor, _NOTHING)
+        former = (
+            Flavor(0, 0, 0)
+            if row.before is None
+            else readable.read(_former, row.before, readable.FORMER).size
+        )
         instances += row.instances
-        cores += row.instances * size.vcpus
-        ram += row.instances * size.ram
+        cores += row.instances * max(size.vcpus, former.vcpus)
+        ram += row.instances * max(size.ram, former.ram_mb)
     return Usage(instances, cores, ram)
 
 
@@ -158,8 +166,22 @@ def grant(tx: Tx, project_id: str, *, least: int, most: int, vcpus: int, ram_mb:
     if fits >= least:
         return fits
     asked = {"instances": least, "cores": least * vcpus, "ram": least * ram_mb}
-    over = [name for name in ("instances", "cores", "ram") if room[name] < least]
-    raise Forbidden(
+    raise _refusal([name for name in ("instances", "cores", "ram") if room[name] < least], asked, used, limit)
+
+
+def check_growth(tx: Tx, project_id: str, *, vcpus: int, ram_mb: int) -> None:
+    """403 where a server of the project, of which the caller holds the row, may not grow by so much."""
+    limit, used = with_usage(tx, project_id)
+    asked = {"cores": vcpus, "ram": ram_mb}
+    over = [
+        name for name, more in asked.items() if more > 0 and getattr(used, name) + more > _number(limit[name])
+    ]
+    if over:
+        raise _refusal(over, asked, used, limit)
+
+
+def _refusal(over: list[str], asked: dict[str, int], used: Usage, limit: dict[str, int]) -> Forbidden:
+    return Forbidden(
         f"Quota exceeded for {', '.join(over)}: "
         f"Requested {', '.join(str(asked[name]) for name in over)}, "
         f"but already used {', '.join(str(getattr(used, name)) for name in over)} "

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.server.data import Failure, Observation, Spec, Step, Thing, Trouble, Unclear
+from unstuck.core.server.data import Failure, Flavor, Former, Observation, Spec, Step, Thing, Trouble, Unclear
 from unstuck.store.schema.compute import flavors, hosts, servers
 from unstuck.store.schema.identity import app_credentials, projects, users
 from unstuck.store.schema.images import images
@@ -25,6 +25,10 @@ LOST = Trouble(
 )
 UNSEEN = Observation(0, Unclear(LOST.reason), Thing.UNKNOWN, Step.WAITING, LOST)
 """Stands for an observation that cannot be read: not absent, not gone, but unknown (law 4)."""
+
+
+FORMER = Former("", "{}", Flavor(0, 0, 0))
+"""Stands for a former flavor that cannot be read: a resize can be confirmed then, and not taken back."""
 
 
 def read(decoder: msgspec.json.Decoder[T], text: str, otherwise: T) -> T:
@@ -63,7 +67,7 @@ _KINDS: list[tuple[str, sa.Table, sa.ColumnElement[Any], dict[str, Any], sa.Colu
     (
         "server", servers, servers.c.name,
         {"spec": Spec, "seen": Observation, "failure": Failure, "flavor": _Flavor, "meta": dict[str, str],
-         "tags": _WORDS},
+         "tags": _WORDS, "before": Former},
         sa.not_(servers.c.removed),
     ),
     ("host", hosts, hosts.c.hostname, {"facts": _MAP, "unknown": _WORDS}, sa.true()),

@@ -23,6 +23,8 @@ from unstuck.core.server.control import (
 from unstuck.core.server.data import (
     Failure,
     Fence,
+    Flavor,
+    Former,
     HostSeen,
     Lock,
     Observation,
@@ -31,6 +33,7 @@ from unstuck.core.server.data import (
     Place,
     Power,
     Server,
+    Spec,
 )
 from unstuck.core.time import Now
 from unstuck.store import readable
@@ -49,6 +52,8 @@ def _seen(text: str) -> Observation:
 
 REPLACED = msgspec.json.Decoder(tuple[str, ...])
 _failure = msgspec.json.Decoder(Failure)
+_former = msgspec.json.Decoder(Former)
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 
 JOINED = (
     sa.select(
@@ -63,6 +68,7 @@ JOINED = (
         servers.c.seen_at,
         servers.c.disk_id,
         servers.c.replaced,
+        servers.c.before,
         servers.c.launched_wall,
         servers.c.lease_incarnation,
         servers.c.work_deadline,
@@ -118,6 +124,12 @@ _SETTLE = Prepared(
         lease_incarnation=sa.bindparam("owner"),
         work_deadline=sa.bindparam("limit"),
     )
+)
+_SPEC = Prepared(sa.select(servers.c.spec).where(servers.c.id == sa.bindparam("server")))
+_ROOM = Prepared(
+    sa.update(placements)
+    .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
+    .values(vcpus=sa.bindparam("cpus"), ram_mb=sa.bindparam("memory"), disk_gb=sa.bindparam("disk"))
 )
 _UNMARK = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(marked_wall=None))
 _CLOSE = Prepared(
@@ -195,6 +207,7 @@ def loaded_from(row: Any) -> Loaded:
         waiting=row.waiting,
         marked_wall=row.marked_wall,
         replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
+        before=None if row.before is None else readable.read(_former, row.before, readable.FORMER),
         locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)
@@ -252,6 +265,8 @@ def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
         outcome = operation_outcome(server, server.operation)
         if outcome is not None:
             close_operation(tx, server.operation.id, outcome)
+            if server.operation.kind is OperationKind.REVERT:
+                release_room(tx, server_id)  # nothing of the other flavor runs any more
             server = msgspec.structs.replace(server, operation=None)
             if outcome.state == "done" and server.marked_wall is not None:
                 _UNMARK.run(tx, server=server_id)  # something succeeded: the operator's mark is out of date
@@ -263,6 +278,18 @@ def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
     if (settled, look, owner) != (loaded.settled, loaded.next_look, server.lease_incarnation):
         _SETTLE.run(tx, server=server_id, now_settled=settled, look=look, owner=owner, limit=limit)
     return server
+
+
+def release_room(tx: Tx, server_id: str) -> None:
+    """Keep no more room on its host than for what it is made of now."""
+    spec = readable.read(_spec, _SPEC.scalar(tx, server=server_id), None)
+    if spec is not None:
+        set_room(tx, server_id, spec.flavor)
+
+
+def set_room(tx: Tx, server_id: str, size: Flavor) -> None:
+    """The room that is taken for a server; more than before only under its host's lock."""
+    _ROOM.run(tx, server=server_id, cpus=size.vcpus, memory=size.ram_mb, disk=size.disk_gb)
 
 
 def close_operation(tx: Tx, operation_id: str, outcome: Outcome) -> None:

@@ -70,7 +70,7 @@ def create_servers(tx: Tx, asked: Asked, ids: Sequence[str], caller: Caller, *, 
 
     ``ids`` are fresh: ``most`` for the servers, then as many for each of their ports.
     """
-    flavor = _flavor(tx, asked.flavor_id, None if admin else caller.project_id)
+    flavor = flavor_for(tx, asked.flavor_id, None if admin else caller.project_id)
     images = images_for(tx, asked.image_id, flavor, caller.project_id, admin=admin)
     keys = keys_for(tx, asked.key_name, caller.user_id)
     _check_host(tx, asked.host)
@@ -114,7 +114,7 @@ def _new(asked: Asked, server_id: str, index: int, flavor: FlavorRow, spec: Spec
         description=asked.description,
         image_id=asked.image_id,
         flavor_id=flavor.id,
-        flavor=_copy(flavor),
+        flavor=copy_of(flavor),
         key_name=asked.key_name,
         metadata=asked.metadata,
         tags=asked.tags,
@@ -129,7 +129,7 @@ def _new(asked: Asked, server_id: str, index: int, flavor: FlavorRow, spec: Spec
     )
 
 
-def _copy(flavor: FlavorRow) -> dict[str, object]:
+def copy_of(flavor: FlavorRow) -> dict[str, object]:
     """The flavor as the server keeps it, in the form that the compute API shows from 2.47 on."""
     return {
         "vcpus": flavor.vcpus,
@@ -142,7 +142,8 @@ def _copy(flavor: FlavorRow) -> dict[str, object]:
     }
 
 
-def _flavor(tx: Tx, flavor_id: str, project_id: str | None) -> FlavorRow:
+def flavor_for(tx: Tx, flavor_id: str, project_id: str | None) -> FlavorRow:
+    """A flavor that a server can be made of, and that the project (``None``: anybody) may use."""
     try:
         flavor = get_flavor(tx, flavor_id, project_id)
     except NotFound as error:

@@ -10,6 +10,7 @@ from unstuck.core.errors import NotFound as NotFound
 from unstuck.core.server.control import AWAITED_RETRY, PLACE_RETRY, Outcome, away
 from unstuck.core.server.data import (
     Failure,
+    Flavor,
     OperationKind,
     Power,
     Server,
@@ -38,6 +39,8 @@ OPERATION_DEADLINE = {
     OperationKind.SUSPEND: 300.0,
     OperationKind.RESUME: 300.0,
     OperationKind.REBUILD: 600.0,
+    OperationKind.RESIZE: 300.0,
+    OperationKind.REVERT: 300.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
@@ -384,11 +387,16 @@ def change_intent(
 def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     """The user wants it off. Returns the host to notify. Raises :class:`Conflict`, :class:`NotFound`."""
     server = load_for_change(tx, server_id, caller)
-    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=True)
+    refuse_unless(server, tx, "stop", frozenset({"active", "error"}), open_ok=_may_be_stopped(server))
     if server.place is None:
         raise Conflict(f"Cannot 'stop' instance {server.id}: it was never placed on a host")
     change_intent(tx, server, OperationKind.STOP, caller, power=Power.OFF, edge=server.edge, soft=False)
     return server.place.host_id
+
+
+def _may_be_stopped(server: Server) -> bool:
+    """A stop overrides what is under way, except what its user has yet to decide on when it is over."""
+    return server.operation is None or server.operation.kind is not OperationKind.RESIZE
 
 
 def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
@@ -528,6 +536,21 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
 
 VCPU_OVERCOMMIT = 16
 """Virtual CPUs that one CPU of a host may carry (the compute service's customary ratio)."""
+
+
+def has_room(tx: Tx, host_id: str, had: Flavor, wanted: Flavor) -> bool:
+    """Whether a server that has room on this host may have more. The caller holds the host's row.
+
+    Of what does not grow nothing is asked: a host that has shrunk does not keep anybody from taking less.
+    """
+    used, host = _USED.first(tx, host=host_id), _CAPACITY.first(tx, host=host_id)
+    assert used is not None
+    assert host is not None
+    return bool(
+        (wanted.vcpus <= had.vcpus or used.vcpus - had.vcpus + wanted.vcpus <= host.vcpus * VCPU_OVERCOMMIT)
+        and (wanted.ram_mb <= had.ram_mb or used.ram_mb - had.ram_mb + wanted.ram_mb <= host.ram_mb)
+        and (wanted.disk_gb <= had.disk_gb or used.disk_gb - had.disk_gb + wanted.disk_gb <= host.disk_gb)
+    )
 
 
 def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, network: bool) -> bool:

@@ -13,6 +13,7 @@ from unstuck.api.compute import (
     parts,
     quotas,
     rebuild,
+    resize,
     servers,
 )
 from unstuck.api.routes import Route
@@ -23,6 +24,7 @@ ROUTES: list[Route] = [
     *servers.ROUTES,
     *actions.ROUTES,
     *rebuild.ROUTES,
+    *resize.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,

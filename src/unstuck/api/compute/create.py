@@ -157,14 +157,14 @@ def _asked(call: Call, new: NewServer, reservation: str) -> Asked:
     if most > 1 and (hostname or any(nic.address for nic in nics)):
         raise bad_request("max_count: hostname and fixed_ip can be given for a single server only.")
     zone, host = _zone(call, new)
-    disk_config = _disk_config(new.disk_config)
+    disk_config = as_disk_config(new.disk_config)
     return Asked(
         name=as_name(new.name, "name"),
         description=as_text(
             None if isinstance(new.description, UnsetType) else new.description, "description"
         ),
         image_id=_image(new),
-        flavor_id=str(new.flavor_ref).rstrip("/").rpartition("/")[2],
+        flavor_id=flavor_of(new.flavor_ref),
         key_name=None if new.key_name is None else as_name(new.key_name, "key_name"),
         metadata=check_metadata(new.metadata),
         tags=() if isinstance(new.tags, UnsetType) else check_tags(new.tags),
@@ -253,7 +253,13 @@ def as_address(value: str | None, name: str, version: int) -> str:
     return str(parsed)
 
 
-def _disk_config(value: str) -> str:
+def flavor_of(reference: str | int) -> str:
+    """The id of a flavor that is named by id or by link."""
+    return str(reference).rstrip("/").rpartition("/")[2]
+
+
+def as_disk_config(value: str) -> str:
+    """Kept and shown; 400 for others."""
     if value not in ("AUTO", "MANUAL"):
         raise bad_request("Invalid input for field OS-DCF:diskConfig: it is AUTO or MANUAL.")
     return value
@@ -285,7 +291,7 @@ def describing(asked: Describing) -> dict[str, Any]:
     if not isinstance(asked.description, UnsetType):
         values["description"] = as_text(asked.description, "description")
     if not isinstance(asked.disk_config, UnsetType):
-        values["disk_config"] = _disk_config(asked.disk_config)
+        values["disk_config"] = as_disk_config(asked.disk_config)
     return values
 
 

@@ -22,9 +22,10 @@ STATES: Final[dict[str, frozenset[str]]] = {
     "error": frozenset({"ERROR"}), "hard_reboot": frozenset({"HARD_REBOOT"}),
     "paused": frozenset({"PAUSED"}), "reboot": frozenset({"REBOOT"}), "shutoff": frozenset({"SHUTOFF"}),
     "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset({"REBUILD"}),
-    "rescue": frozenset(), "resize": frozenset(), "revert_resize": frozenset(), "shelved": frozenset(),
-    "shelved_offloaded": frozenset(), "soft_deleted": frozenset(), "suspended": frozenset({"SUSPENDED"}),
-    "unknown": frozenset(), "verify_resize": frozenset(),
+    "rescue": frozenset(), "resize": frozenset({"RESIZE"}), "revert_resize": frozenset({"REVERT_RESIZE"}),
+    "shelved": frozenset(), "shelved_offloaded": frozenset(), "soft_deleted": frozenset(),
+    "suspended": frozenset({"SUSPENDED"}), "unknown": frozenset(),
+    "verify_resize": frozenset({"VERIFY_RESIZE"}),
 }  # fmt: skip
 """Every status of the compute API, and which of ours it means."""
 

@@ -147,8 +147,10 @@ def reached(server: Server, seen: Observation) -> bool:
             # when what it replaced is gone too.
             if server.power is Power.SUSPENDED:
                 return seen.memory is Thing.PRESENT
-            rebuilt = server.disk_recorded and seen.step is Step.AT_REST
-            return server.power is Power.OFF and (rebuilt or not server.replaced)
+            # A resize is over when the disk has grown. Both are when the host rests.
+            at_rest = seen.step is Step.AT_REST
+            rebuilt = not server.replaced or (server.disk_recorded and at_rest)
+            return server.power is Power.OFF and rebuilt and (server.before is None or at_rest)
         case _:
             return False
 

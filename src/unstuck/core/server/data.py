@@ -48,6 +48,15 @@ class Flavor(msgspec.Struct, frozen=True, gc=False):
     disk_gb: int
 
 
+class Former(msgspec.Struct, frozen=True, gc=False):
+    """The flavor before a resize, to which it can be taken back: its id, and its copy in the server's row
+    as JSON."""
+
+    flavor_id: str
+    flavor: str
+    size: Flavor
+
+
 class ImageRole(StrEnum):
     DISK = "disk"
     KERNEL = "kernel"
@@ -235,6 +244,8 @@ class View(msgspec.Struct, frozen=True):
     """Disks that the wanted one takes the place of."""
     memory: Thing = Thing.ABSENT
     """The memory of the wanted edge, whole on the disk: no CPU of it has run since it was saved."""
+    short: bool = False
+    """The wanted disk is there, and smaller than its flavor asks for."""
 
 
 class Step(StrEnum):
@@ -304,6 +315,9 @@ class OperationKind(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     REBUILD = "rebuild"
+    RESIZE = "resize"
+    CONFIRM = "confirmResize"
+    REVERT = "revertResize"
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
@@ -369,3 +383,5 @@ class Server(msgspec.Struct, frozen=True, gc=False):
     locked: Lock | None = None
     replaced: tuple[str, ...] = ()
     """Nonces of the disks that its present one takes the place of."""
+    before: Former | None = None
+    """What it was before a resize that its user has neither confirmed nor taken back."""

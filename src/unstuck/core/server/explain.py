@@ -238,6 +238,14 @@ def _final(server: Server, trouble: Trouble) -> Why:
 
 def _at_rest(server: Server) -> Why:
     assert server.seen is not None
+    if server.before is not None:
+        return Why(
+            f"the server has its new flavor, and {_guest_words(server.seen.guest, server.power)}; room for "
+            "the former one is kept",
+            "its user confirms the resize, or takes it back",
+            holder=_holder(server),
+            since=server.seen_at,
+        )
     return Why(
         _guest_words(server.seen.guest, server.power),
         "nothing, until somebody asks for something else or the guest changes",
@@ -343,6 +351,12 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to be resumed"
         case OperationKind.REBUILD:
             return "the server is to be rebuilt"
+        case OperationKind.RESIZE:
+            return "the server is to get another flavor"
+        case OperationKind.CONFIRM:
+            return "the server keeps its new flavor"
+        case OperationKind.REVERT:
+            return "the server is to get its former flavor again"
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:
             return "the server is looked at anew"
         case OperationKind.READDRESS:

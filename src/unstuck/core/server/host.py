@@ -51,6 +51,7 @@ class Do(StrEnum):
     MAKE_DISK = "make_disk"
     RECORD_DISK = "record_disk"
     DROP_DISKS = "drop_disks"
+    GROW_DISK = "grow_disk"
     MAKE_NICS = "make_nics"
     START = "start"
     PAUSE = "pause"
@@ -211,7 +212,7 @@ def _take_down(want: Want, view: View) -> Decision:
 def _raise(want: Want, view: View) -> Decision:
     """The guest is certainly not there: bring it up, step by step, if it should be."""
     if want.power is Power.OFF:
-        return _rebuild_off(want, view) or _record(want, view) or Rest()
+        return _rebuild_off(want, view) or _record(want, view) or _grow_off(want, view) or Rest()
     if want.power is Power.SUSPENDED:
         return _record(want, view) or _suspended(view)
     return _images_and_disk(want, view) or _network(view) or _start(view)
@@ -222,6 +223,11 @@ def _rebuild_off(want: Want, view: View) -> Decision | None:
     if not want.replaced:
         return None
     return _images_and_disk(want, view) if not want.disk_recorded else _drop_replaced(want, view)
+
+
+def _grow_off(want: Want, view: View) -> Decision | None:
+    """A resize of what is off is over when its disk has grown, and what that stands on is needed for it."""
+    return _images_and_disk(want, view) if view.short else None
 
 
 def _drop_replaced(want: Want, view: View) -> Decision | None:
@@ -266,9 +272,14 @@ def _images_and_disk(want: Want, view: View) -> Decision | None:
         case Ready():
             if view.disk is Thing.ABSENT:
                 return Act(Do.MAKE_DISK, Step.DISK)
-            return _record(want, view) or _drop_replaced(want, view)
+            return _record(want, view) or _drop_replaced(want, view) or _grow(view)
         case _ as never:
             assert_never(never)
+
+
+def _grow(view: View) -> Decision | None:
+    """A disk only ever grows: the data on it stays, and a guest that asks for less is none the worse."""
+    return Act(Do.GROW_DISK, Step.DISK) if view.short else None
 
 
 def _network(view: View) -> Decision | None:

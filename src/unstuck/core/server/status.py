@@ -88,7 +88,15 @@ def _vm_state(server: Server) -> tuple[str, tuple[str, str, float | None] | None
     seen = server.seen
     if seen is None or (server.launched_wall is None and server.power is Power.ON):
         return "building", None
-    return _launched_state(seen.guest, server), None
+    return ("resized" if _resized(server) else _launched_state(seen.guest, server)), None
+
+
+def _resized(server: Server) -> bool:
+    """Its guest has another flavor, or is just given the former one again, and its user may still choose."""
+    kind = None if server.operation is None else server.operation.kind
+    if kind is OperationKind.REVERT:
+        return True
+    return server.before is not None and kind is not OperationKind.RESIZE
 
 
 MARKED = (
@@ -175,7 +183,11 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return "resuming"
         case OperationKind.REBUILD:
             return _rebuild_task(server)
-        case OperationKind.CREATE | OperationKind.DELETE:
+        case OperationKind.RESIZE:
+            return _resize_task(server)
+        case OperationKind.REVERT:
+            return "resize_reverting"
+        case OperationKind.CREATE | OperationKind.DELETE | OperationKind.CONFIRM:
             return None
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET | OperationKind.READDRESS:
             return None  # over as soon as they are written down
@@ -213,6 +225,16 @@ def _rebuild_task(server: Server) -> str:
     return "rebuild_block_device_mapping"
 
 
+def _resize_task(server: Server) -> str:
+    """In the compute API's words, though nothing migrates: the guest ends, the disk grows, it starts."""
+    seen = server.seen
+    if seen is None or seen.intent < server.intent:
+        return "resize_prep"
+    if seen.step is Step.STOPPING:
+        return "resize_migrating"
+    return "resize_migrated" if seen.step is Step.DISK else "resize_finish"
+
+
 def _power_state(server: Server) -> PowerState:
     if server.seen is None or server.removed:
         return PowerState.NOSTATE
@@ -233,6 +255,7 @@ def _power_state(server: Server) -> PowerState:
 
 
 REBUILDING = frozenset({"rebuilding", "rebuild_block_device_mapping", "rebuild_spawning"})
+RESIZING = frozenset({"resize_prep", "resize_migrating", "resize_migrated", "resize_finish"})
 _SIMPLE = {
     "building": "BUILD",
     "paused": "PAUSED",
@@ -246,6 +269,10 @@ _SIMPLE = {
 def _public(vm_state: str, task: str | None) -> str:
     if task in REBUILDING and vm_state in ("active", "stopped", "error"):
         return "REBUILD"
+    if task in RESIZING and vm_state in ("active", "stopped"):
+        return "RESIZE"
+    if vm_state == "resized":
+        return "REVERT_RESIZE" if task == "resize_reverting" else "VERIFY_RESIZE"
     if vm_state == "active":
         if task in ("rebooting", "reboot_started"):
             return "REBOOT"

@@ -55,10 +55,20 @@ def virtual_size(path: Path, disk_format: str) -> int:
     return size
 
 
-def disk_is_whole(path: Path) -> bool:
-    """Whether a disk with its final name begins as it should; it was complete before it got that name."""
+def disk_size(path: Path) -> int | None:
+    """The size in bytes of a disk with its final name, as a guest sees it; None where it does not begin as it
+    should. It was complete before it got that name."""
     with path.open("rb") as file:
-        return file.read(4) == _QCOW2
+        header = file.read(32)
+    if len(header) < 32 or header[:4] != _QCOW2:
+        return None
+    size: int = struct.unpack_from(">Q", header, 24)[0]
+    return size
+
+
+def size_wanted(want: Want) -> int:
+    """Bytes that the root disk has to have at least (0: what its image has)."""
+    return want.spec.flavor.disk_gb * GIB
 
 
 async def make_disk(folder: ServerFolder, want: Want, cache: ImageCache, barrier: Barrier) -> None:
@@ -125,7 +135,7 @@ def _prepare(
         raise DriverError(f"a disk of another grant is here: {others[0]}")
     if not cache.has(image):
         raise DriverError("the image is not in the cache")
-    size = max(virtual_size(cache.path(image), image.disk_format), want.spec.flavor.disk_gb * GIB)
+    size = max(virtual_size(cache.path(image), image.disk_format), size_wanted(want))
     folder.write_grant(want)
     return -(-size // 512) * 512
 
@@ -145,6 +155,27 @@ def _publish(part: Path, target: Path) -> None:
     finally:
         part.unlink()
     sync_folder(target.parent)
+
+
+async def grow_disk(folder: ServerFolder, want: Want, barrier: Barrier) -> None:
+    """QEMU writes the new size last, in one sector: whoever is killed leaves the disk as large as it was, or
+    as it is to be. Its lock keeps it from a disk that a guest runs on."""
+    path, size = folder.disk(want.nonce), size_wanted(want)
+    found = await asyncio.to_thread(disk_size, path)
+    if found is None or found >= size:
+        return  # never smaller: what is there would be cut off
+    command = ["qemu-img", "resize", "-q", "-f", "qcow2", path.name, str(size)]
+    await run(command, deadline=30.0, cwd=folder.path)
+    await barrier("driver.grow.half")
+    await asyncio.to_thread(_sync, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def drop_disks(folder: ServerFolder, want: Want) -> None:

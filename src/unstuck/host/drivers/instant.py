@@ -90,6 +90,9 @@ class InstantDriver:
     async def drop_disks(self, want: Want) -> None:
         await self._do(want, lambda folder: drop_disks(folder, want))
 
+    async def grow_disk(self, want: Want) -> None:
+        """Its disks are of no size."""
+
     async def make_nics(self, want: Want) -> None:
         await self._do(want, lambda folder: _make(folder, _nics(folder)))
 

@@ -120,8 +120,9 @@ class QemuDriver:
         reason = "; ".join(part for part in (sight.reason, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
         return View(
-            guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory
-        )
+            guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory,
+            sight.short,
+        )  # fmt: skip
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
         process = sight.process
@@ -168,6 +169,9 @@ class QemuDriver:
 
     async def drop_disks(self, want: Want) -> None:
         await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
+
+    async def grow_disk(self, want: Want) -> None:
+        await disk.grow_disk(await self._checked(want), want, self._barrier)
 
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from unstuck.core.server.data import Gone, Guest, Mute, Thing, Unclear, Want
-from unstuck.host.drivers.disk import disk_is_whole
+from unstuck.host.drivers.disk import disk_size, size_wanted
 from unstuck.host.drivers.folder import CONSOLE_MAX, ServerFolder, check_identity
 from unstuck.host.drivers.process import (
     Process,
@@ -38,18 +38,19 @@ class Sight(msgspec.Struct, frozen=True):
     reason: str
     replaced: Thing
     memory: Thing
+    short: bool
 
 
 def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> Sight:
     """Raises FolderError or OSError where nothing can be said."""
     check_identity(host_dir, host_id)
     process, guest = _guest(folder, want)
-    disk, reason = _disk(folder, want)
+    disk, reason, short = _disk(folder, want)
     old = any(folder.disk(nonce).exists() for nonce in want.replaced if nonce != want.nonce)
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
     saved = folder.memory(want.edge).exists()
-    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved))
+    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved), short)
 
 
 def _thing(there: bool) -> Thing:
@@ -106,12 +107,15 @@ def _gone(folder: ServerFolder, want: Want) -> Gone:
     return Gone(starts, folder.last_words() if starts else "")
 
 
-def _disk(folder: ServerFolder, want: Want) -> tuple[Thing, str]:
+def _disk(folder: ServerFolder, want: Want) -> tuple[Thing, str, bool]:
+    """The wanted disk, what is wrong with it, and whether it is too small."""
     path = folder.disk(want.nonce)
     try:
-        whole = disk_is_whole(path)
+        size = disk_size(path)
     except FileNotFoundError:
         if others := folder.other_disks(want):
-            return Thing.UNKNOWN, f"a disk of another grant is here: {others[0]}"
-        return Thing.ABSENT, ""
-    return (Thing.PRESENT, "") if whole else (Thing.UNKNOWN, "the disk's header is damaged")
+            return Thing.UNKNOWN, f"a disk of another grant is here: {others[0]}", False
+        return Thing.ABSENT, "", False
+    if size is None:
+        return Thing.UNKNOWN, "the disk's header is damaged", False
+    return Thing.PRESENT, "", size < size_wanted(want)

@@ -105,6 +105,8 @@ servers = sa.Table(
     sa.Column("disk_id", sa.String(128)),
     # Nonces of disks that a rebuild has the present one replace; none is removed before that is recorded.
     sa.Column("replaced", sa.Text, nullable=False),
+    # What it was before a resize that is neither confirmed nor taken back: room for both is kept.
+    sa.Column("before", sa.Text),
     sa.Column("launched_wall", Seconds),
     # Work in progress, its owner and its deadline.
     sa.Column("lease_incarnation", sa.BigInteger),

@@ -311,6 +311,7 @@ def upgrade() -> None:
         sa.Column("seen_sequence", sa.BigInteger(), nullable=False),
         sa.Column("disk_id", sa.String(length=128), nullable=True),
         sa.Column("replaced", sa.Text(), nullable=False),
+        sa.Column("before", sa.Text(), nullable=True),
         sa.Column("launched_wall", sa.Double(), nullable=True),
         sa.Column("lease_incarnation", sa.BigInteger(), nullable=True),
         sa.Column("work_deadline", sa.Double(), nullable=True),
