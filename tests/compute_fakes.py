@@ -17,9 +17,7 @@ LOG = "line 1\nline 2\nline 3\n"
 class FakeHost:
     """One host that obeys at once."""
 
-    def __init__(
-        self, store: Store, name: str = "host-1", *, ram_mb: int = 1 << 20, **facts: Any
-    ) -> None:
+    def __init__(self, store: Store, name: str = "host-1", *, ram_mb: int = 1 << 20, **facts: Any) -> None:
         self.store = store
         self.id = f"00000000-0000-4000-8000-{abs(hash(name)) % 10**12:012d}"
         self.name = name

@@ -1,7 +1,7 @@
-"""Database instances for tests of the API: a control loop, a host, and guests that see what is wanted of them.
+"""Database instances for tests of the API: a control loop, a host, and guests that see what is wanted.
 
-The host speaks for its guests as a real one does: it registers their agents, reports what they see, and passes
-on the requests that the API puts to a database; who answers those is the test's choice.
+The host speaks for its guests as a real one does: it registers their agents, reports what they see, and
+passes on the requests that the API puts to a database; who answers those is the test's choice.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-
-from tests.compute_fakes import FakeHost, network, settle
-from tests.compute_site import add_image
-from unstuck.core.agents import Answer
 from unstuck.core.instance.control import (
     Apply,
     CancelBackup,
@@ -28,6 +24,10 @@ from unstuck.core.instance.control import (
     StopServer,
     plan_control,
 )
+
+from tests.compute_fakes import FakeHost, network, settle
+from tests.compute_site import add_image
+from unstuck.core.agents import Answer
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, DisableRoot, EnableRoot, Ok
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant

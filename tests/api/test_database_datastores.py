@@ -8,8 +8,8 @@ import pytest
 from api_cloud import Cloud
 from database_setup import Trove
 from tests.database_site import DatabaseSite
-
 from unstuck.store.datastores import POSTGRESQL
+
 from unstuck.store.engine import Store
 
 
@@ -30,7 +30,11 @@ def operator(site: DatabaseSite, admin: Cloud) -> Trove:
 
 def test_a_datastore_is_found_by_id_and_by_name(trove: Trove, site: DatabaseSite) -> None:
     [listed] = trove.get("/datastores")["datastores"]
-    assert (listed["id"], listed["name"], listed["default_version"]) == (POSTGRESQL, "postgresql", site.version)
+    assert (listed["id"], listed["name"], listed["default_version"]) == (
+        POSTGRESQL,
+        "postgresql",
+        site.version,
+    )
     [version] = listed["versions"]
     assert (version["id"], version["name"], version["version"]) == (site.version, "17", "17")
     for key in (POSTGRESQL, "postgresql"):
@@ -41,7 +45,8 @@ def test_a_datastore_is_found_by_id_and_by_name(trove: Trove, site: DatabaseSite
     assert trove.get(f"/datastores/versions/{site.version}")["version"] == version
     for path in (
         "/datastores/mysql", "/datastores/mysql/versions", "/datastores/postgresql/versions/9",
-        f"/datastores/versions/{uuid.uuid4()}", "/datastores/versions/17", "/datastores/mysql/versions/17/flavors",
+        f"/datastores/versions/{uuid.uuid4()}", "/datastores/versions/17",
+        "/datastores/mysql/versions/17/flavors",
     ):  # fmt: skip
         trove.missing("GET", path)
     assert "image" not in version
@@ -84,7 +89,10 @@ def test_an_operator_adds_changes_and_removes_versions(
 def test_bad_versions_are_refused_by_field(trove: Trove, operator: Trove, site: DatabaseSite) -> None:
     path = "/mgmt/datastore-versions"
     new = {
-        "name": "18", "datastore_name": "postgresql", "datastore_manager": "postgresql", "image": site.image
+        "name": "18",
+        "datastore_name": "postgresql",
+        "datastore_manager": "postgresql",
+        "image": site.image,
     }
     for changes, word in (
         ({"datastore_manager": "oracle"}, "datastore_manager"),

@@ -69,7 +69,8 @@ def decode_body(entry: Entry, data: bytes | msgspec.Raw) -> Any:
 
 NOT_OFFERED: Final = frozenset({
     "addFixedIp", "addFloatingIp", "addSecurityGroup", "changePassword", "confirmResize",
-    "createBackup", "createImage", "eject_replica_source", "evacuate", "forceDelete", "injectNetworkInfo", "lock", "migrate",
+    "createBackup", "createImage", "eject_replica_source", "evacuate", "forceDelete", "injectNetworkInfo",
+    "lock", "migrate",
     "os-getConsoleOutput", "os-getRDPConsole", "os-getSerialConsole", "os-getSPICEConsole",
     "os-getVNCConsole", "os-migrateLive", "os-resetState", "os-start", "os-stop", "pause",
     "promote_to_replica_source", "reboot",

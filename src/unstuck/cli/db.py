@@ -111,7 +111,7 @@ def restore(
     seconds: Wait = 3600.0,
     state: State = None,
 ) -> int:
-    """Create a new instance from a backup, and wait until it is healthy. Its users and passwords are the backup's.
+    """Create an instance from a backup, and wait until it is healthy. Users and passwords are the backup's.
 
     Parameters
     ----------
@@ -170,9 +170,7 @@ def list_(
 
 
 @app.command
-def url(
-    name: str, /, *, user: str = USER, database: str = DATABASE, state: State = None
-) -> int:
+def url(name: str, /, *, user: str = USER, database: str = DATABASE, state: State = None) -> int:
     """Print the address to connect to an instance. The password is not in it: nobody keeps it.
 
     Parameters
@@ -228,7 +226,7 @@ def psql(
             print(f"The new password of {plain(user)}: {password}", file=sys.stderr)
     if not password:
         password = getpass.getpass(f"Password of {user}: ")
-    os.execve(program, [program, target, *arguments], {**os.environ, "PGPASSWORD": password})
+    os.execve(program, [program, target, *arguments], {**os.environ, "PGPASSWORD": password})  # noqa: S606
 
 
 @app.command
@@ -252,7 +250,9 @@ def backup(
     with databases(state) as api:
         instance = api.instance(name)
         title = call or f"{instance['name']}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        made = api.ask("POST", "/backups", json={"backup": {"name": title, "instance": instance["id"]}})["backup"]
+        made = api.ask("POST", "/backups", json={"backup": {"name": title, "instance": instance["id"]}})[
+            "backup"
+        ]
         seen = wait(
             lambda: dict(api.get(f"/backups/{made['id']}")["backup"]),
             lambda item: item["status"] in ("COMPLETED", "FAILED"),
@@ -261,13 +261,15 @@ def backup(
             f"The backup {title}",
         )
     if seen["status"] != "COMPLETED":
-        raise CliError(f"The backup {title} failed: {_extension(seen).get('reason') or 'no reason was given'}.")
+        raise CliError(
+            f"The backup {title} failed: {_extension(seen).get('reason') or 'no reason was given'}."
+        )
     print(seen["id"])
     return 0
 
 
 @app.command
-def delete(name: str, /, *, seconds: Wait = 300.0, state: State = None) -> int:
+def delete(name: str, /, *, state: State = None) -> int:
     """Delete an instance. It stays in the trash for a while, and its backups stay.
 
     Parameters

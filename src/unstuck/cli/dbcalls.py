@@ -75,7 +75,9 @@ class Databases:
                 if wanted in (flavor["str_id"], flavor["name"]):
                     return str(flavor["str_id"])
             raise CliError(f"There is no flavor {wanted}; there are: {_names(found)}.")
-        enough = sorted((flavor for flavor in found if flavor["ram"] >= least_mb), key=lambda item: item["ram"])
+        enough = sorted(
+            (flavor for flavor in found if flavor["ram"] >= least_mb), key=lambda item: item["ram"]
+        )
         if not enough:
             raise CliError(f"No flavor has {least_mb} MiB of memory; there are: {_names(found)}.")
         return str(enough[0]["str_id"])
@@ -131,7 +133,9 @@ def wait(
             if over(seen):
                 return seen
             if time.monotonic() >= end:
-                raise CliError(f"{what} takes longer than {seconds:.0f} seconds. It goes on; look again later.")
+                raise CliError(
+                    f"{what} takes longer than {seconds:.0f} seconds. It goes on; look again later."
+                )
             time.sleep(POLL)
     finally:
         progress.end()

@@ -1,4 +1,4 @@
-"""Where backups go: of a project, or of one of its instances; a name of a store that the operator has set up."""
+"""Where backups of a project, or of one instance, go: a store that the operator has set up, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``POST /instances``: checks what can be checked without the store, and hands the rest to one transaction."""
+"""``POST /instances``: checks what can be checked without the store; one transaction does the rest."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from unstuck.api.database.common import (
     limit,
     links,
     marker,
-    missing,
     object_id,
     page,
     project,
@@ -161,7 +160,9 @@ async def list_flavors(call: Call) -> Reply:
 async def list_volume_types(call: Call) -> Reply:
     """``GET /datastores/{ds}/versions/{v}/volume-types``: there is one."""
     await _chosen(call)
-    return Reply({"volume_types": [{"id": _TYPE_ID, "name": VOLUME_TYPE, "is_public": True, "description": ""}]})
+    return Reply(
+        {"volume_types": [{"id": _TYPE_ID, "name": VOLUME_TYPE, "is_public": True, "description": ""}]}
+    )
 
 
 def _managed(found: Chosen) -> dict[str, Any]:

@@ -47,7 +47,12 @@ async def ask(call: Call, request: DatabaseRequest, budget: Budget | None = None
     ask_id = call.new_id()
     argument = msgspec.json.encode(request).decode()
     host_id = await call.store.run(
-        ask_instance, instance_id, scope(call), ask_id=ask_id, argument=argument, seconds=max(budget.left, 0.0)
+        ask_instance,
+        instance_id,
+        scope(call),
+        ask_id=ask_id,
+        argument=argument,
+        seconds=max(budget.left, 0.0),
     )
     call.app.notifier.wake(f"host:{host_id}")
     try:
@@ -56,8 +61,8 @@ async def ask(call: Call, request: DatabaseRequest, budget: Budget | None = None
         await call.store.run(asks.drop_ask, ask_id)
     if text is None:
         raise unprocessable(
-            f"The agent of instance {instance_id} did not answer within {SECONDS:.0f} seconds. Nothing is known "
-            "to have changed; a list shows what is there. Try again."
+            f"The agent of instance {instance_id} did not answer within {SECONDS:.0f} seconds. Nothing is "
+            "known to have changed; a list shows what is there. Try again."
         )
     return _understood(text, instance_id)
 

@@ -145,9 +145,7 @@ async def change(call: Call) -> Reply:
         await call.store.run(store.rename_instance, key, owner, name, who)
     if access is not None:
         public = None if isinstance(access.is_public, UnsetType) else access.is_public
-        host = await call.store.run(
-            store.change_access, key, owner, who, is_public=public, cidrs=cidrs
-        )
+        host = await call.store.run(store.change_access, key, owner, who, is_public=public, cidrs=cidrs)
         wake(call, host)
     return Reply()
 

@@ -1,4 +1,4 @@
-"""What Trove has and this cloud does not offer: lists are empty, single ones are not there, the rest says so."""
+"""What Trove has and this cloud does not offer: lists are empty, the rest says so."""
 
 from __future__ import annotations
 

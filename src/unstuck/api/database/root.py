@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Final
 
@@ -36,8 +35,13 @@ async def _enabled(call: Call) -> bool:
 
 async def _until_seen(call: Call, wanted: bool) -> None:
     budget = Budget(SEEN_SECONDS)
-    while budget.left > 0 and await _enabled(call) is not wanted:
-        await asyncio.sleep(0.1)
+    while budget.left > 0:
+        found = await shown(call)
+        seen = found.item.facts.seen
+        if seen is not None and seen.root_enabled is wanted:
+            return
+        key = f"server:{found.item.server_id}"
+        await call.app.notifier.wait(key, 0.1, since=call.app.notifier.version(key))
 
 
 async def show(call: Call) -> Reply:

@@ -90,7 +90,9 @@ def _why(instance: Instance, now: Now) -> str:
     if instance.removed:
         return "it was deleted, and nothing is left of it"
     if instance.deleted:
-        return "it was deleted" if instance.trash_until_wall is None else "it was deleted, and is in the trash"
+        return (
+            "it was deleted" if instance.trash_until_wall is None else "it was deleted, and is in the trash"
+        )
     fault = fault_of(instance)
     if fault is not None:
         return fault.reason
