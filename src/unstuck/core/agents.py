@@ -36,6 +36,10 @@ class HostFacts(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL
     no_networks: str = ""
     """Why servers on it cannot have networks, with the remedy; empty where they can."""
+    machines: tuple[str, ...] = ("vm",)
+    """What it runs guests in (``core.server.data.Machine``)."""
+    no_containers: str = ""
+    """Why it runs none in containers, with the remedy."""
 
 
 class Register(msgspec.Struct, frozen=True):

@@ -59,7 +59,8 @@ def adopt_unknown(tx: Tx, host_id: str, item: Holding) -> None:
     # Without a disk nobody can tell a build that had just begun from a removal that had nearly ended: no
     # disk is made, because the server may have had one (law 3).
     kind = Dispute.UNKNOWN if item.disk is not Thing.ABSENT else Dispute.MISSING
-    image = next((image.id for image in spec.images if image.role is ImageRole.DISK), NOBODY)
+    system = (ImageRole.DISK, ImageRole.ROOT)
+    image = next((image.id for image in spec.images if image.role in system), NOBODY)
     flavor_id, flavor = _flavor(tx, spec)
     _SERVER.run(
         tx,

@@ -27,9 +27,11 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.store import readable
+from unstuck.store.asks import GUEST
 from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import Behind, notice, recovery, rise
+from unstuck.store.instance_want import database_want
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import REPLACED, bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import asks, hosts, operations, placements, servers
@@ -272,7 +274,7 @@ _WANTS = Prepared(
 )
 _IDS = Prepared(sa.select(placements.c.server_id).where(placements.c.host_id == sa.bindparam("host")))
 _ASKS = Prepared(
-    sa.select(asks.c.id, asks.c.server_id, asks.c.kind, asks.c.argument).where(
+    sa.select(asks.c.id, asks.c.server_id, asks.c.kind, asks.c.argument, asks.c.deadline).where(
         asks.c.host_id == sa.bindparam("host"), asks.c.answer.is_(None)
     )
 )
@@ -352,12 +354,16 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int, history: str = "")
         version=version,
         ids=tuple(_IDS.scalars(tx, host=host_id)),
         wants=tuple(want for row in rows if (want := _want(tx, row)) is not None),
-        asks=tuple(
-            Ask(q.id, q.server_id, q.kind, msgspec.json.decode(q.argument, type=int | None))
-            for q in questions
-        ),
+        asks=tuple(_ask(q, tx.now.lease) for q in questions),
         terms=now_terms,
     )
+
+
+def _ask(row: Any, now: float) -> Ask:
+    if row.kind == GUEST:
+        left = max(row.deadline - now, 0.0)
+        return Ask(row.id, row.server_id, row.kind, None, argument=row.argument, seconds=left)
+    return Ask(row.id, row.server_id, row.kind, msgspec.json.decode(row.argument, type=int | None))
 
 
 def _want(tx: Tx, row: Any) -> Want | None:
@@ -390,20 +396,22 @@ def _want(tx: Tx, row: Any) -> Want | None:
         spec=spec,
         mark=row.mark,
         replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
+        database=database_want(tx, row.id, spec) if spec.data and not gone else None,
     )
 
 
 def claim(tx: Tx, host_id: str, ask: Claim) -> None:
     """Running work gets its owner and its deadline (law 2). Raises :class:`Stale`, :class:`Superseded`."""
     check_incarnation(tx, host_id, ask.incarnation, hold=True)
-    state = _placement_state(tx, host_id, ask.server_id, ask.fence)
+    state = placement_state(tx, host_id, ask.server_id, ask.fence)
     if state == "tombstone":
         return
     if _CLAIM.run(tx, server=ask.server_id, owner=ask.incarnation, limit=tx.now.lease + STALL):
         judge(tx, ask.server_id, locked=True)
 
 
-def _placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
+def placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
+    """``live`` or ``tombstone``. Raises :class:`Stale` where the server is not the host's at this grant."""
     state = _STATE.scalar(
         tx, server=server_id, host=host_id, in_generation=fence.generation, at_epoch=fence.epoch
     )
@@ -421,7 +429,7 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
         lock_host(tx, host_id)  # these two decide on more than the server's own row
     check_incarnation(tx, host_id, ask.incarnation, hold=True)
-    if _placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
+    if placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
             _clear_tombstone(tx, host_id, ask)
         return

@@ -9,6 +9,9 @@ from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import asks, placements
 
+GUEST = "guest"
+"""The kind of what the host passes on to the agent in the server's guest; its argument is for that."""
+
 _SWEEP = Prepared(sa.delete(asks).where(asks.c.deadline < sa.bindparam("now")))
 
 
@@ -16,6 +19,15 @@ def ask_host(
     tx: Tx, *, ask_id: str, server_id: str, kind: str, lines: int | None, seconds: float
 ) -> str | None:
     """Put a question about a server to its host; returns the host's id, None when it has none."""
+    return _put(tx, ask_id, server_id, kind, msgspec.json.encode(lines).decode(), seconds)
+
+
+def ask_guest(tx: Tx, ask_id: str, server_id: str, argument: str, seconds: float) -> str | None:
+    """Put a request to the agent in a server's guest; returns the host's id, None when it has none."""
+    return _put(tx, ask_id, server_id, GUEST, argument, seconds)
+
+
+def _put(tx: Tx, ask_id: str, server_id: str, kind: str, argument: str, seconds: float) -> str | None:
     host_id = tx.execute(
         sa.select(placements.c.host_id).where(
             placements.c.server_id == server_id, placements.c.state == "live"
@@ -29,7 +41,7 @@ def ask_host(
             host_id=host_id,
             server_id=server_id,
             kind=kind,
-            argument=msgspec.json.encode(lines).decode(),
+            argument=argument,
             since=tx.now.lease,
             deadline=tx.now.lease + seconds,
         )

@@ -12,6 +12,7 @@ from unstuck.core.errors import Conflict, NotFound
 from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.schema.compute import servers
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.identity import identity_state, projects, role_assignments, roles, users
 from unstuck.store.schema.images import images
 from unstuck.store.schema.network import networks
@@ -141,6 +142,12 @@ def delete_project(tx: Tx, project_id: str) -> None:
         ),
         "image": sa.select(sa.func.count()).select_from(images).where(
             images.c.project_id == project_id, images.c.deleted_wall.is_(None)
+        ),
+        "database instance": sa.select(sa.func.count()).select_from(instances).where(
+            instances.c.project_id == project_id, sa.not_(instances.c.removed)
+        ),
+        "backup": sa.select(sa.func.count()).select_from(backups).where(
+            backups.c.project_id == project_id, sa.not_(backups.c.deleted)
         ),
         "network": sa.select(sa.func.count()).select_from(networks).where(
             networks.c.project_id == project_id

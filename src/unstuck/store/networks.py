@@ -118,14 +118,16 @@ def allot_port(
     project_id: str,
     network_id: str | None,
     address: str | None = None,
+    for_project: str | None = None,
 ) -> Nic:
     """A port with a free address (or just ``address``) on the network; ``None`` is the default one.
 
+    ``for_project``: whose networks may be used, where the port belongs to another project.
     Raises :class:`NoSuchNetwork` and :class:`NoMoreAddresses`. The server's row must be inserted first.
     """
     may_allot(tx)
     network_id = network_id or default_network(tx)
-    if network_id is None or _LOCK.run(tx, network=network_id, project=project_id) != 1:
+    if network_id is None or _LOCK.run(tx, network=network_id, project=for_project or project_id) != 1:
         raise NoSuchNetwork(f"Network {network_id} could not be found.")
     subnet = subnet_of(tx, network_id)
     assert subnet is not None

@@ -66,7 +66,8 @@ def default_limits(tx: Tx) -> dict[str, int]:
 
 def limits(tx: Tx, project_id: str) -> dict[str, int]:
     """A project's limits by resource; -1 is no limit."""
-    own = {row.resource: row.hard_limit for row in _CHANGED.all(tx, project=project_id)}
+    rows = _CHANGED.all(tx, project=project_id)
+    own = {row.resource: row.hard_limit for row in rows if row.resource in DEFAULTS}
     return default_limits(tx) | own
 
 
@@ -135,7 +136,9 @@ def set_limits(tx: Tx, project_id: str, wanted: Mapping[str, int], *, force: boo
 def drop_limits(tx: Tx, project_id: str) -> None:
     """Let a project have the default limits again; again is no error."""
     lock_project(tx, project_id)
-    tx.execute(sa.delete(quotas).where(quotas.c.project_id == project_id))
+    tx.execute(
+        sa.delete(quotas).where(quotas.c.project_id == project_id, quotas.c.resource.in_(list(DEFAULTS)))
+    )
 
 
 def set_default_limits(tx: Tx, wanted: Mapping[str, int]) -> dict[str, int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
@@ -11,6 +14,8 @@ from unstuck.core.server.control import AWAITED_RETRY, PLACE_RETRY, Outcome, awa
 from unstuck.core.server.data import (
     Failure,
     Flavor,
+    ImageRole,
+    Machine,
     OperationKind,
     Power,
     Server,
@@ -19,12 +24,14 @@ from unstuck.core.server.data import (
 )
 from unstuck.core.server.status import status
 from unstuck.core.time import Now
+from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import may_change, may_place
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
 from unstuck.store.schema.compute import hosts, operations, placements, servers
+from unstuck.store.schema.database import instances
 from unstuck.store.schema.network import ports
 from unstuck.store.sessions import awaited, has_told
 from unstuck.store.tx import in_turn
@@ -59,6 +66,7 @@ REBOOT_OVERRIDES = frozenset(
 LEASE = 30.0
 """Seconds that a host's word counts."""
 
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _INSERT_SERVER = Prepared(sa.insert(servers))
 _INSERT_OPERATION = Prepared(sa.insert(operations))
 _INSERT_PLACEMENT = Prepared(sa.insert(placements))
@@ -122,14 +130,19 @@ _ram = (
     .where(placements.c.host_id == hosts.c.id)
     .scalar_subquery()
 )
+_FACTS = Prepared(sa.select(hosts.c.facts).where(hosts.c.id == sa.bindparam("host")))
+_SET_SPEC = Prepared(
+    sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(spec=sa.bindparam("made_of"))
+)
 _NEEDS = Prepared(
     sa.select(
         servers.c.requested_zone,
+        servers.c.spec,
         sa.exists().where(ports.c.server_id == servers.c.id).label("network"),
     ).where(servers.c.id == sa.bindparam("server"))
 )
 _HOSTS_BY_ROOM = Prepared(
-    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks)
+    sa.select(hosts.c.id, hosts.c.hostname, hosts.c.no_networks, hosts.c.facts)
     .where(
         hosts.c.enabled,
         sa.not_(hosts.c.forced_down),
@@ -176,6 +189,12 @@ _REMOVED = Prepared(
         settled=True,
         next_look=None,
     )
+)
+# A database instance that waits for its server to be gone has its next look now.
+_LOOK_AT_INSTANCE = Prepared(
+    sa.update(instances)
+    .where(instances.c.server_id == sa.bindparam("server"), sa.not_(instances.c.settled))
+    .values(next_look=sa.bindparam("now"))
 )
 _ALL_DONE = Prepared(
     sa.update(operations)
@@ -481,10 +500,21 @@ def server_facts(tx: Tx, server_id: str) -> ServerFacts | None:
     assert needs is not None
     chosen = (needs.requested_zone or "").partition(":")[2]
     free = _HOSTS_BY_ROOM.all(tx, heard_since=tx.now.lease - LEASE, session=tx.session)
-    fitting = tuple(
-        host.id for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
-    )
-    return ServerFacts(loaded.server, fitting, tx.now)
+    fitting = [
+        host for host in free if chosen in ("", host.hostname) and not (needs.network and host.no_networks)
+    ]
+    return ServerFacts(loaded.server, _by_machine(needs.spec, fitting), tx.now)
+
+
+def _by_machine(text: str, fitting: list[Any]) -> tuple[str, ...]:
+    """Of the hosts with room those that can run it, and containers before machines. All of them where its
+    spec cannot be read: that is decided where it is placed."""
+    spec = readable.read(_spec, text, None)
+    if spec is None:
+        return tuple(host.id for host in fitting)
+    found = [(host.id, chosen_machine(spec, machines_of(host.facts))) for host in fitting]
+    able = [(host_id, machine) for host_id, machine in found if machine is not None]
+    return tuple(host_id for host_id, _ in sorted(able, key=lambda one: one[1] is not Machine.CONTAINER))
 
 
 def _host(_server_id: str, host_id: str, _nonce: str) -> str:
@@ -508,14 +538,19 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     ):
         return False
     try:
-        flavor = msgspec.json.decode(row.spec, type=Spec).flavor
+        spec = msgspec.json.decode(row.spec, type=Spec)
     except msgspec.DecodeError:
         remedy = "delete the server and create it again; or put its spec back from a backup of the store"
         reason = "what the server is to be made of cannot be read in the store"
         fail_server(tx, server_id, "record-unreadable", reason, remedy)
         return True  # decided: another host could not read it either
-    if not _can_take(tx, host_id, flavor.vcpus, flavor.ram_mb, flavor.disk_gb, network=row.network):
+    machine = _machine_on(tx, host_id, spec)
+    flavor = spec.flavor
+    if machine is None or not _can_take(tx, host_id, flavor, network=row.network):
         return False
+    if machine is not spec.machine:
+        made_of = msgspec.json.encode(msgspec.structs.replace(spec, machine=machine)).decode()
+        _SET_SPEC.run(tx, server=server_id, made_of=made_of)
     _INSERT_PLACEMENT.run(
         tx,
         server_id=server_id,
@@ -532,6 +567,34 @@ def place(tx: Tx, server_id: str, host_id: str, nonce: str) -> bool:
     _GRANT.run(tx, server=server_id, host=host_id, number=row.epoch + 1)
     judge(tx, server_id, locked=True)
     return True
+
+
+def _machine_on(tx: Tx, host_id: str, spec: Spec) -> Machine | None:
+    """What the host would run it in; None where it cannot."""
+    facts = _FACTS.scalar(tx, host=host_id)
+    return None if facts is None else chosen_machine(spec, machines_of(facts))
+
+
+def chosen_machine(spec: Spec, machines: tuple[str, ...]) -> Machine | None:
+    """A database's system runs in a container where there are containers, else in a machine, if the image
+    has a kernel. People's own images run in machines only."""
+    if spec.data and Machine.CONTAINER.value in machines:
+        return Machine.CONTAINER
+    bootable = not spec.data or any(image.role is ImageRole.KERNEL for image in spec.images)
+    return Machine.VM if bootable and Machine.VM.value in machines else None
+
+
+class _Machines(msgspec.Struct, frozen=True):
+    machines: tuple[str, ...] = (Machine.VM.value,)
+
+
+_machines = msgspec.json.Decoder(_Machines)
+
+
+@functools.lru_cache(256)
+def machines_of(facts: str) -> tuple[str, ...]:
+    """What a host runs guests in, from its facts; of an agent that does not say, machines."""
+    return readable.read(_machines, facts, _Machines()).machines
 
 
 VCPU_OVERCOMMIT = 16
@@ -553,7 +616,7 @@ def has_room(tx: Tx, host_id: str, had: Flavor, wanted: Flavor) -> bool:
     )
 
 
-def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, network: bool) -> bool:
+def _can_take(tx: Tx, host_id: str, size: Flavor, *, network: bool) -> bool:
     """Capacity in use is derived from placements: there is no counter that can leak."""
     used = _USED.first(tx, host=host_id)
     host = _CAPACITY.first(tx, host=host_id)
@@ -561,9 +624,9 @@ def _can_take(tx: Tx, host_id: str, vcpus: int, ram_mb: int, disk_gb: int, *, ne
     if host is None or not host.enabled or host.forced_down or (network and host.no_networks):
         return False
     return bool(
-        used.vcpus + vcpus <= host.vcpus * VCPU_OVERCOMMIT
-        and used.ram_mb + ram_mb <= host.ram_mb
-        and used.disk_gb + disk_gb <= host.disk_gb
+        used.vcpus + size.vcpus <= host.vcpus * VCPU_OVERCOMMIT
+        and used.ram_mb + size.ram_mb <= host.ram_mb
+        and used.disk_gb + size.disk_gb <= host.disk_gb
     )
 
 
@@ -642,5 +705,6 @@ def finish_delete_locked(tx: Tx, server: Server, *, tombstone: bool) -> None:
         _FREE_ROOM.run(tx, server=server.id)
         _FREE_ADDRESSES.run(tx, server=server.id)
     _REMOVED.run(tx, server=server.id, wall=tx.now.wall)
+    _LOOK_AT_INSTANCE.run(tx, server=server.id, now=tx.now.lease)
     # By resource and not by id: the operation may be one of this very transaction.
     _ALL_DONE.run(tx, server=server.id, wall=tx.now.wall)

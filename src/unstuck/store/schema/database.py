@@ -24,6 +24,8 @@ datastore_versions = sa.Table(
     sa.Column("id", Id, primary_key=True),
     sa.Column("datastore_id", Id, sa.ForeignKey("datastores.id", ondelete="CASCADE"), nullable=False),
     sa.Column("name", sa.String(255), nullable=False),
+    # What runs it in the guest: postgresql.
+    sa.Column("manager", sa.String(32), nullable=False),
     sa.Column("version", sa.String(64), nullable=False),
     # Images of the service project that its instances boot from (role root, and kernel for machines).
     sa.Column("image_id", Id),
@@ -41,6 +43,7 @@ instances = sa.Table(
     sa.Column("server_id", Id, nullable=False, unique=True),
     sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
     sa.Column("flavor_id", sa.String(255), nullable=False),
+    sa.Column("ram_mb", sa.Integer, nullable=False),
     sa.Column("volume_gb", sa.Integer, nullable=False),
     sa.Column("port", sa.Integer, nullable=False),
     sa.Column("is_public", sa.Boolean, nullable=False),
@@ -68,9 +71,12 @@ instances = sa.Table(
     sa.Column("seen_wall", Seconds),
     sa.Column("seen_incarnation", sa.BigInteger, nullable=False),
     sa.Column("seen_sequence", sa.BigInteger, nullable=False),
-    # The guest agent's present process.
+    # The guest agent's present process, and the starts of former ones, which never register again.
     sa.Column("guest", sa.BigInteger, nullable=False),
     sa.Column("guest_start", sa.String(64)),
+    sa.Column("guest_former", sa.Text, nullable=False),
+    # When it could be used for the first time.
+    sa.Column("launched_wall", Seconds),
     # Bookkeeping. trash_until_wall: until when a deleted one can be brought back; removed: nothing is left.
     sa.Column("failure", sa.Text),
     sa.Column("marked_wall", Seconds),
@@ -84,12 +90,17 @@ instances = sa.Table(
     sa.CheckConstraint("pending IS NULL OR NOT settled", name="pending_is_unsettled"),
 )
 sa.Index("ix_instances_project", instances.c.project_id, instances.c.created_wall)
+# In SQLite's words, as for servers: else it is not taken.
 sa.Index(
     "ix_instances_due",
     instances.c.next_look,
     postgresql_where=sa.text("NOT settled"),
-    sqlite_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("settled = 0"),
 )
+# Who still reads a backup.
+sa.Index("ix_instances_restores", instances.c.restores,
+         postgresql_where=sa.text("restores IS NOT NULL"),
+         sqlite_where=sa.text("restores IS NOT NULL"))  # fmt: skip
 
 backups = sa.Table(
     "backups",

@@ -1,0 +1,41 @@
+"""Questions that only an instance's database can answer, put to its agent through its host."""
+
+from __future__ import annotations
+
+from unstuck.core.errors import Conflict
+from unstuck.core.instance.control import blocking, host_silent
+from unstuck.core.instance.view import ServerState
+from unstuck.store.asks import ask_guest
+from unstuck.store.engine import Tx
+from unstuck.store.instance_rows import load_instance, missing
+
+
+def ask_instance(
+    tx: Tx, instance_id: str, project_id: str | None, *, ask_id: str, argument: str, seconds: float
+) -> str:
+    """Ask it; returns the host to wake. 404 where it is not this project's, 409 where nobody would answer."""
+    loaded = load_instance(tx, instance_id)
+    if loaded is None or loaded.instance.deleted:
+        raise missing(instance_id)
+    if project_id is not None and loaded.row.project_id != project_id:
+        raise missing(instance_id)
+    instance = loaded.instance
+    host_id = None
+    why = ""
+    if instance.launched_wall is None:
+        why = "it is still being built"
+    elif (trouble := blocking(instance)) is not None:
+        why = trouble.reason
+    elif host_silent(instance, tx.now):
+        why = "its host is silent"
+    elif not instance.alive:
+        why = "its agent is silent"
+    elif instance.seen is not None and instance.seen.server is not ServerState.UP:
+        why = f"its database server is {instance.seen.server.value}"
+    else:
+        host_id = ask_guest(tx, ask_id, loaded.server_id, argument, seconds)
+    if host_id is None:
+        raise Conflict(
+            f"The database of instance {instance_id} cannot be asked now: {why or 'it has no host'}."
+        )
+    return host_id

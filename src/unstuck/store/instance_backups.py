@@ -1,0 +1,100 @@
+"""What instances need of backups, which are rows of their own with their own functions (``backups.py``)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.core.backup.data import Attempt
+from unstuck.core.instance.data import LiveBackup
+from unstuck.core.instance.want import BackupWant
+from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
+from unstuck.store.schema.database import backups
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """What of a backup's facts decides on its instance."""
+
+    attempt: Attempt
+    cancelled: bool = False
+    deleted: bool = False
+
+
+_part = msgspec.json.Decoder(_Part)
+_LIVE = sa.select(backups.c.id, backups.c.instance_id, backups.c.facts).where(
+    backups.c.ended == sa.null(), backups.c.instance_id.in_(sa.bindparam("ids", expanding=True))
+)
+_LIVE_OF_ONE = Prepared(
+    sa.select(backups.c.id, backups.c.instance_id, backups.c.facts).where(
+        backups.c.ended == sa.null(), backups.c.instance_id == sa.bindparam("instance")
+    )
+)
+_WAKE = Prepared(
+    sa.update(backups)
+    .where(backups.c.id == sa.bindparam("backup"), sa.not_(backups.c.settled))
+    .values(next_look=sa.bindparam("now"))
+)
+
+
+def live_of(tx: Tx, instance_id: str) -> LiveBackup | None:
+    """The backup of the instance that has not ended."""
+    row = _LIVE_OF_ONE.first(tx, instance=instance_id)
+    return None if row is None else _live(row)
+
+
+def live_of_many(tx: Tx, instance_ids: list[str]) -> dict[str, LiveBackup]:
+    """The same of many, by instance."""
+    return {row.instance_id: _live(row) for row in tx.execute(_LIVE, {"ids": instance_ids})}
+
+
+def _live(row: Any) -> LiveBackup:
+    """One whose facts cannot be read is in nobody's way: it shows as what it is, and spoils no instance."""
+    try:
+        part = _part.decode(row.facts)
+    except msgspec.DecodeError:
+        return LiveBackup(row.id, None, False)
+    claimed = part.attempt.claimed
+    heard = None if claimed is None or part.attempt.report is not None else claimed.heard
+    return LiveBackup(row.id, heard, part.cancelled or part.deleted)
+
+
+def wanted(tx: Tx, instance_id: str) -> BackupWant | None:
+    """The attempt that is offered to the instance's agent, or runs there."""
+    store = _store()
+    found: BackupWant | None = None if store is None else store.backup_want(tx, instance_id)
+    return found
+
+
+def superseded(tx: Tx, instance_id: str, incarnation: int) -> None:
+    """A newer process of the guest agent has registered: what an older one held is given up at once."""
+    if (store := _store()) is not None:
+        store.guest_superseded(tx, instance_id, incarnation)
+
+
+def instance_deleted(tx: Tx, instance_id: str) -> None:
+    """What runs in it is stopped at once, and ends with that reason."""
+    if (store := _store()) is not None:
+        store.instance_deleted(tx, instance_id)
+
+
+def cancel(tx: Tx, instance_id: str, reason: str) -> None:
+    """Cancel the backup that has not ended, saying why."""
+    if (store := _store()) is not None:
+        store.cancel_live(tx, instance_id, reason)
+
+
+def _store() -> Any:
+    """Loaded when it is needed: its functions use those of instances, too."""
+    try:
+        return importlib.import_module("unstuck.store.backups")
+    except ModuleNotFoundError:
+        return None
+
+
+def look_at(tx: Tx, backup_id: str) -> None:
+    """A reader is gone: whoever waits for that may go on."""
+    _WAKE.run(tx, backup=backup_id, now=tx.now.lease)

@@ -1,0 +1,43 @@
+"""What the store wants of the database in a server: the part of a host's world that goes on to its guest."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.core.instance.want import DatabaseWant, Origin
+from unstuck.core.server.data import Spec
+from unstuck.store import instance_backups, readable
+from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
+from unstuck.store.schema.database import datastore_versions, instances
+
+_origin: msgspec.json.Decoder[Origin | None] = msgspec.json.Decoder(Origin)
+_settings = msgspec.json.Decoder(dict[str, str])
+_IN_SERVER = Prepared(
+    sa.select(
+        instances.c.id, instances.c.generation, instances.c.data_recorded, instances.c.origin,
+        instances.c.port, instances.c.restart, instances.c.settings, datastore_versions.c.manager,
+        datastore_versions.c.version,
+    )
+    .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
+    .where(instances.c.server_id == sa.bindparam("server"), sa.not_(instances.c.deleted))
+)  # fmt: skip
+
+
+def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
+    """None where the store knows no instance of this server (any more), or cannot read what it is made from:
+    its guest goes on with what it has heard."""
+    row = _IN_SERVER.first(tx, server=server_id)
+    if row is None:
+        return None
+    origin = readable.read(_origin, row.origin, None)
+    if origin is None:
+        return None
+    return DatabaseWant(
+        instance_id=row.id, datastore=row.manager, version=row.version, generation=row.generation,
+        data_recorded=row.data_recorded, origin=origin, port=row.port,
+        cidrs=() if spec.access is None else spec.access.cidrs, ram_mb=spec.flavor.ram_mb,
+        restart=row.restart, settings=readable.read(_settings, row.settings, {}),
+        backup=instance_backups.wanted(tx, row.id),
+    )  # fmt: skip
