@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
+from unstuck.api.backups import keyring, places
 from unstuck.api.database.backup_views import Versions, backup_view, versions_of
 from unstuck.api.database.common import (
     BASE,
     description_of,
     limit,
     marker,
-    missing,
     object_id,
     page,
     project,
@@ -23,7 +23,6 @@ from unstuck.api.database.common import (
     truth,
     wake,
 )
-from unstuck.api.database.means import means
 from unstuck.api.errors import bad_request, forbidden
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
@@ -140,20 +139,16 @@ async def create(call: Call) -> Reply:
     _refuse_what_is_not_there(asked)
     if asked.instance is None:
         raise bad_request("Invalid input for field backup.instance: the id of an instance is required.")
-    try:
-        instance_id = object_id(asked.instance, "Instance")
-    except Exception:
-        raise missing("Instance", asked.instance) from None
     new = store.NewBackup(
         id=call.new_id(),
         nonce=secrets.token_hex(16),
         name=text_of(asked.name, "backup.name"),
-        instance_id=instance_id,
+        instance_id=object_id(asked.instance, "Instance"),
         description=description_of(asked.description, "backup.description"),
         location=asked.swift_container or None,
     )
-    keyring, places = means(call)
-    made = await call.store.run(store.create_backup, new, own, keyring=keyring, places=places)
+    app = call.app
+    made = await call.store.run(store.create_backup, new, own, keyring=keyring(app), places=places(app))
     return await _made(call, made.id)
 
 
@@ -207,10 +202,9 @@ async def cancel(call: Call) -> Reply:
 async def retry(call: Call) -> Reply:
     """Ours: action ``retry``: answers with the new backup."""
     key = object_id(call.params["id"], "Backup")
-    keyring, places = means(call)
     made = await call.store.run(
         store.retry_backup, key, scope(call), new_id=call.new_id(), nonce=secrets.token_hex(16),
-        keyring=keyring, places=places,
+        keyring=keyring(call.app), places=places(call.app),
     )  # fmt: skip
     return await _made(call, made.id)
 

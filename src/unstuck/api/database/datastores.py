@@ -28,6 +28,7 @@ from unstuck.api.routes import Body, Call, Reply, Route, route
 from unstuck.core.errors import NotFound
 from unstuck.store import datastores as store
 from unstuck.store.datastores import Chosen, Datastore, Version
+from unstuck.store.engine import Tx
 from unstuck.store.images import image_for_boot
 
 _TAGS: Final = "images are named by their id here."
@@ -243,8 +244,12 @@ async def change(call: Call) -> Reply:
         changes["active"] = asked.active
     if asked.default is False and found.version.id == found.datastore.default_version_id:
         invalid("default", "make another version the default instead.")
-    await call.store.run(store.update_version, found.version.id, default=asked.default is True, **changes)
+    await call.store.run(_update, found.version.id, asked.default is True, changes)
     return Reply()
+
+
+def _update(tx: Tx, version_id: str, default: bool, changes: dict[str, Any]) -> None:
+    store.update_version(tx, version_id, default=default, **changes)
 
 
 async def delete(call: Call) -> Reply:

@@ -30,7 +30,9 @@ from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.store import instances as store
-from unstuck.store.instance_lists import Found, InstanceFilter, Shown, list_instances, show_instance
+from unstuck.store.engine import Tx
+from unstuck.store.instance_lists import ShownInstance, list_instances, show_instance
+from unstuck.store.servers import Caller
 
 
 class Filters(Query, frozen=True, kw_only=True):
@@ -73,10 +75,10 @@ class Protect(Body, frozen=True, kw_only=True):
     protected: bool = True
 
 
-async def shown(call: Call, *, deleted: bool = False) -> Shown:
+async def shown(call: Call) -> ShownInstance:
     """The instance that the path names."""
     key = object_id(call.params["id"], "Instance")
-    return await call.store.run_read(show_instance, key, scope(call), deleted=deleted)
+    return await call.store.run_read(show_instance, key, scope(call))
 
 
 async def create(call: Call) -> Reply:
@@ -90,20 +92,11 @@ async def create(call: Call) -> Reply:
     return Reply({"instance": detail(call, found.item, found.now)})
 
 
-async def find(call: Call, wanted: InstanceFilter) -> Found:
-    return await call.store.run_read(list_instances, wanted)
-
-
 async def _list(call: Call, view: Any) -> Reply:
     filters: Filters = call.query
-    found = await find(
-        call,
-        InstanceFilter(
-            project_id=project(call),
-            limit=limit(call),
-            marker=marker(call),
-            deleted=filters.deleted is not None and truth(filters.deleted, "deleted"),
-        ),
+    trash = filters.deleted is not None and truth(filters.deleted, "deleted")
+    found = await call.store.run_read(
+        list_instances, project(call), limit=limit(call), marker=marker(call), deleted=trash
     )
     items = [view(call, item, found.now) for item in found.items]
     return page(call, "instances", items, found.items[-1].id if found.more else None)
@@ -131,23 +124,29 @@ async def change(call: Call) -> Reply:
     asked: Changes = call.body.instance
     refuse_given(asked.configuration, "configuration", "configuration groups are not offered by this cloud.")
     refuse_given(asked.datastore_version, "datastore_version", "upgrades are not offered by this cloud.")
-    for name, given in (("replica_of", asked.replica_of), ("slave_of", asked.slave_of)):
+    for field, given in (("replica_of", asked.replica_of), ("slave_of", asked.slave_of)):
         if given is not UNSET:
-            raise bad_request(f"{name}: replicas are not offered by this cloud.")
-    who, owner = caller(call), scope(call)
-    name = None if isinstance(asked.name, UnsetType) else text_of(asked.name, "instance.name")
-    access = None if isinstance(asked.access, UnsetType) else asked.access
-    cidrs = None if access is None else access_cidrs(access)
-    await call.store.run_read(show_instance, key, owner)  # nothing named is no change, of what is there
-    if not isinstance(asked.protected, UnsetType):
-        await call.store.run(store.protect_instance, key, owner, who, protected=asked.protected)
-    if name is not None:
-        await call.store.run(store.rename_instance, key, owner, name, who)
-    if access is not None:
-        public = None if isinstance(access.is_public, UnsetType) else access.is_public
-        host = await call.store.run(store.change_access, key, owner, who, is_public=public, cidrs=cidrs)
-        wake(call, host)
+            raise bad_request(f"{field}: replicas are not offered by this cloud.")
+    if not isinstance(asked.name, UnsetType):
+        text_of(asked.name, "instance.name")
+    cidrs = None if isinstance(asked.access, UnsetType) else access_cidrs(asked.access)
+    wake(call, await call.store.run(_change, key, scope(call), caller(call), asked, cidrs))
     return Reply()
+
+
+def _change(
+    tx: Tx, key: str, owner: str | None, who: Caller, asked: Changes, cidrs: tuple[str, ...] | None
+) -> str | None:
+    """All that is asked for, or nothing; returns the host to notify. Where nothing is named, only a look."""
+    show_instance(tx, key, owner)
+    if not isinstance(asked.protected, UnsetType):
+        store.protect_instance(tx, key, owner, who, protected=asked.protected)
+    if not isinstance(asked.name, UnsetType):
+        store.rename_instance(tx, key, owner, asked.name, who)
+    if isinstance(asked.access, UnsetType):
+        return None
+    public = None if isinstance(asked.access.is_public, UnsetType) else asked.access.is_public
+    return store.change_access(tx, key, owner, who, is_public=public, cidrs=cidrs)
 
 
 async def delete(call: Call) -> Reply:
@@ -173,6 +172,7 @@ async def resize(call: Call) -> Reply:
     if isinstance(asked.flavor_ref, UnsetType) == isinstance(asked.volume, UnsetType):
         invalid("resize", "it names either a flavorRef or a volume.")
     owner, who = scope(call), caller(call)
+    host: str | None
     if not isinstance(asked.volume, UnsetType):
         size = volume_size(asked.volume)
         host = await call.store.run(store.resize_volume, key, owner, size, who)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from unstuck.api.database.common import BASE, caller, limit, marker, object_id, page, project, truth, wake
-from unstuck.api.database.instances import Nothing, find, reset_status, restart, shown
+from unstuck.api.database.instances import Nothing, reset_status, restart, shown
 from unstuck.api.database.views import managed
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.store import instances as store
-from unstuck.store.instance_lists import InstanceFilter
+from unstuck.store.instance_servers import list_managed, show_managed
 
 
 class Filters(Query, frozen=True, kw_only=True):
@@ -30,23 +30,23 @@ async def list_all(call: Call) -> Reply:
     """``GET /mgmt/instances``: of all projects, or of one."""
     filters: Filters = call.query
     project(call)
-    found = await find(
-        call,
-        InstanceFilter(
-            project_id=filters.project_id or None,
-            limit=limit(call),
-            marker=marker(call),
-            deleted=filters.deleted is not None and truth(filters.deleted, "deleted"),
-        ),
+    found, names = await call.store.run_read(
+        list_managed,
+        filters.project_id or None,
+        limit=limit(call),
+        marker=marker(call),
+        deleted=filters.deleted is not None and truth(filters.deleted, "deleted"),
     )
-    items = [managed(call, item, found.now) for item in found.items]
+    items = [managed(call, item, found.now, names.get(item.server_id, "")) for item in found.items]
     return page(call, "instances", items, found.items[-1].id if found.more else None)
 
 
 async def show(call: Call) -> Reply:
     """``GET /mgmt/instances/{id}``: also one that is in the trash."""
-    found = await shown(call, deleted=True)
-    return Reply({"instance": managed(call, found.item, found.now)})
+    project(call)
+    found, names = await call.store.run_read(show_managed, object_id(call.params["id"], "Instance"))
+    [item] = found.items
+    return Reply({"instance": managed(call, item, found.now, names.get(item.server_id, ""))})
 
 
 async def rebuild(call: Call) -> Reply:

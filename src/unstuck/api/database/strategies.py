@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from unstuck.api.backups import places
 from unstuck.api.database.common import BASE, invalid, object_id, project, text_of
-from unstuck.api.database.means import means
 from unstuck.api.errors import forbidden
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
 from unstuck.store import backup_strategies as store
@@ -56,9 +56,9 @@ async def create(call: Call) -> Reply:
     asked: NewStrategy = call.body.backup_strategy
     owner = _whose(call, asked.project_id)
     container = text_of(asked.swift_container, "backup_strategy.swift_container")
-    _, places = means(call)
-    if container not in places.names:
-        known = ", ".join(places.names)
+    names = places(call.app).names
+    if container not in names:
+        known = ", ".join(names)
         invalid(
             "backup_strategy.swift_container",
             f"no store of backups is called {container[:60]!r}; there are: {known}.",

@@ -130,7 +130,8 @@ async def change_passwords(call: Call) -> Reply:
         host_of(item.host, f"{where}.host")
         name = user_name(item.name, f"{where}.name")
         changes.append(ChangeUser(name, verifier=password_verifier(item.password, f"{where}.password")))
-    budget, done = Budget(), []
+    budget = Budget()
+    done: list[str] = []
     for change in changes:
         try:
             await ask(call, change, budget)

@@ -6,8 +6,10 @@ from typing import Any
 
 from unstuck.api.database.common import links
 from unstuck.api.routes import Call
+from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.explain import explain
 from unstuck.core.instance.status import status
+from unstuck.core.server.status import status as server_status
 from unstuck.core.time import Now, iso_seconds
 from unstuck.store.instance_lists import InstanceItem
 
@@ -24,11 +26,11 @@ def short(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
         "flavor": {"id": item.flavor_id, "links": links(call, "flavors", item.flavor_id)},
         "datastore": {"type": item.datastore, "version": item.version},
         "region": call.app.settings.region,
-        "access": {"is_public": item.is_public, "allowed_cidrs": list(item.cidrs)},
+        "access": {"is_public": item.is_public, "allowed_cidrs": list(item.allowed_cidrs)},
         "volume": {"size": item.volume_gb},
         "ip": [address.address for address in item.addresses],
         "addresses": [
-            {"address": address.address, "type": "private", "network": address.network_id}
+            {"address": address.address, "type": "private", "network": address.network}
             for address in item.addresses
         ],
         "unstuck": extension(item, now),
@@ -48,7 +50,11 @@ def detail(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
         "updated": iso_seconds(item.updated_wall)[:-1],
         "service_status_updated": iso_seconds(item.seen_wall or item.created_wall)[:-1],
     }
-    shown["datastore"] = {"type": item.datastore, "version": item.version, "version_number": item.number}
+    shown["datastore"] = {
+        "type": item.datastore,
+        "version": item.version,
+        "version_number": item.version_number,
+    }
     if seen is not None and seen.volume_size_mb:
         used = round(seen.volume_used_mb / 1024, 2)
         percent = round(100 * seen.volume_used_mb / seen.volume_size_mb, 1)
@@ -63,7 +69,7 @@ def detail(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
     return shown
 
 
-def managed(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
+def managed(call: Call, item: InstanceItem, now: Now, server_name: str) -> dict[str, Any]:
     """``GET /mgmt/instances``: with the server that it lives in."""
     shown = detail(call, item, now)
     facts = item.facts
@@ -76,10 +82,10 @@ def managed(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
         "service_status": "unknown" if facts.seen is None else facts.seen.server.value,
         "server": {
             "id": item.server_id,
-            "name": item.server_name,
+            "name": server_name,
             "host": item.host,
-            "status": item.server_status,
-            "tenant_id": item.server_project_id,
+            "status": "DELETED" if facts.server is None else server_status(facts.server, now).status,
+            "tenant_id": SERVICE_PROJECT,
             "deleted": facts.server is None or facts.server.removed,
         },
     }
