@@ -122,6 +122,31 @@ def test_a_resize_of_the_openstack_command(cloud: Running, sdk: openstack.connec
 
 
 @pytest.mark.filterwarnings("default")
+def test_shelving_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
+    cli = cloud.cli
+    server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+
+    def shows(status: str) -> bool:
+        return bool(sdk.compute.get_server(server.id).status == status)
+
+    cli("server", "shelve", "--wait", "web")
+    assert shows("SHELVED")
+    cli("server", "unshelve", "--wait", "web")
+    assert shows("ACTIVE")
+    cli("server", "shelve", "--offload", "--wait", "web")
+    assert shows("SHELVED_OFFLOADED")
+    assert names(cli("server", "list", "--status", "SHELVED_OFFLOADED", "-f", "json")) == {"web"}
+    cli("server", "unshelve", "--availability-zone", "nova", "--wait", "web")
+    assert shows("ACTIVE")
+    sdk.compute.shelve_server(server)
+    wait(lambda: shows("SHELVED"))
+    sdk.compute.shelve_offload_server(server)
+    assert shows("SHELVED_OFFLOADED")
+    sdk.compute.unshelve_server(server, host="host-1")
+    wait(lambda: shows("ACTIVE"))
+
+
+@pytest.mark.filterwarnings("default")
 def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connection.Connection) -> None:
     server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
     compute = sdk.compute

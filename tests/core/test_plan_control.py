@@ -37,6 +37,7 @@ from unstuck.core.server.data import (
     Power,
     Running,
     Server,
+    Shelf,
     Step,
     Thing,
     Trouble,
@@ -232,6 +233,7 @@ def asked(kind: OperationKind, power: Power, guest: Guest = ACTIVE.seen.guest) -
     return replaced(ACTIVE, power=power, intent=2, seen=seen(guest), operation=operation)
 
 
+OFF = replaced(ACTIVE, power=Power.OFF, seen=seen(Gone()))
 FORMER = Former("1", "{}", Flavor(1, 64, 1))
 
 
@@ -333,6 +335,16 @@ STATUSES = [
         "ERROR",
         None,
     ),
+    (
+        "to be shelved",
+        replaced(asked(OperationKind.SHELVE, Power.OFF), shelved=Shelf.KEPT),
+        "ACTIVE",
+        "shelving",
+    ),
+    ("shelved", replaced(OFF, shelved=Shelf.KEPT), "SHELVED", None),
+    ("offloaded", replaced(OFF, shelved=Shelf.OFFLOADED), "SHELVED_OFFLOADED", None),
+    ("to be unshelved", asked(OperationKind.UNSHELVE, Power.ON, Gone()), "SHELVED", "unshelving"),
+    ("shelved, marked by an operator", replaced(OFF, shelved=Shelf.KEPT, marked_wall=1.0), "ERROR", None),
     ("marked by an operator", replaced(ACTIVE, marked_wall=4000.0), "ERROR", None),
     (
         "its failure, looked at anew",

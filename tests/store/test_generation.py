@@ -15,9 +15,18 @@ from unstuck.core.agents import Heartbeat, Holding, Holdings, Register, Told
 from unstuck.core.errors import Conflict, Invalid, NotFound, Unavailable
 from unstuck.core.generation import Dispute, Mark
 from unstuck.core.guard import Allowed, Suspended
-from unstuck.core.server.data import Fence, Flavor, Nic, Power, Running, Spec, Thing
+from unstuck.core.server.data import Fence, Flavor, Gone, Nic, Power, Running, Spec, Thing
 from unstuck.core.server.explain import explain
-from unstuck.store import agents, clock, disputes, generation, networks, server_rebuild, servers
+from unstuck.store import (
+    agents,
+    clock,
+    disputes,
+    generation,
+    networks,
+    server_rebuild,
+    server_shelve,
+    servers,
+)
 from unstuck.store.engine import Store
 from unstuck.store.generation import Behind
 from unstuck.store.holdings import tell
@@ -393,3 +402,30 @@ def test_a_rebuild_that_the_store_has_lost_is_adopted_with_its_disk(cloud: Cloud
     say(cloud, later)
     want = cloud.wants()["a"]
     assert (want.nonce, want.edge, want.disk_recorded) == ("later", 9, True)
+
+
+def room(cloud: Cloud) -> tuple[int, int]:
+    row = cloud.store.read(lambda tx: tx.execute(sa.select(placements.c.vcpus, placements.c.ram_mb)).one())
+    return row.vcpus, row.ram_mb
+
+
+def test_a_resize_that_the_store_has_lost_is_adopted_with_its_flavor(cloud: Cloud) -> None:
+    cloud.active()
+    found = holding(cloud, "a", edge=5)
+    assert found.spec is not None
+    larger = msgspec.structs.replace(found.spec, flavor=Flavor(2, 512, 3))
+    say(cloud, msgspec.structs.replace(found, spec=larger, intent=5), mark=ahead(cloud))
+    want = cloud.wants()["a"]
+    assert (want.edge, want.spec.flavor, want.power) == (5, Flavor(2, 512, 3), Power.ON)
+    assert room(cloud) == (2, 512), "it runs with that"
+
+
+def test_an_unshelving_that_the_store_has_lost_takes_its_room_again(cloud: Cloud) -> None:
+    cloud.active()
+    cloud.store.transact(server_shelve.shelve_server, "a", caller())
+    cloud.report(Gone())
+    cloud.store.transact(server_shelve.offload_server, "a", caller())
+    assert (cloud.status().status, room(cloud)) == ("SHELVED_OFFLOADED", (0, 0))
+    say(cloud, holding(cloud, "a", edge=5), mark=ahead(cloud))
+    cloud.report(Running(5))
+    assert (cloud.status().status, room(cloud)) == ("ACTIVE", (1, 64))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from unstuck.blobs.digest import sha256 as sha256
 from unstuck.runtime.files import sync_folder
 
 ANSWER: Final = 60.0
@@ -271,10 +271,6 @@ def _s3(location: Location, bucket: str, answer: float) -> S3Store:
         virtual_hosted_style_request=not location.endpoint, client_options=options,
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
     )  # fmt: skip
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager

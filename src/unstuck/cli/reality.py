@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from unstuck.cli import guests
-from unstuck.host.drivers.folder import knows, server_ids
+from unstuck.host.drivers.folder import DISKS, knows, server_ids
 from unstuck.runtime.locks import holder
 from unstuck.runtime.state import HostFile, State
 
@@ -86,7 +86,9 @@ def look(state: State) -> Reality:
         # While the agent runs, a part is a fetch under way; afterwards it is what a killed one left.
         parts=() if running else tuple(path.name for path in state.host.glob("images/*.part*")),
         sockets=frozenset(path.parent.name for path in state.host.glob("servers/*/qmp.sock")),
-        disks=frozenset(path.parent.name for path in state.host.glob("servers/*/disk-*.qcow2")),
+        disks=frozenset(
+            path.parent.name for path in state.host.glob("servers/*/disk-*") if path.suffix in DISKS
+        ),
     )
 
 

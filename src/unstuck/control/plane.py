@@ -22,6 +22,7 @@ from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.control.collect import collect_forever, count_disputed
+from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
@@ -90,6 +91,10 @@ class ControlPlane:
             disputed_files=lambda: count_disputed(store, settings.state_dir),
         )  # fmt: skip
 
+        self._instances = InstanceController(
+            port, store, self._notifier.wake, watch=self._metrics, together=at_once
+        )
+
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
         loop = asyncio.get_running_loop()
@@ -101,7 +106,8 @@ class ControlPlane:
             {
                 "tick": self._controller.tick_forever(),
                 "servers": self._controller.servers_forever(),
-                "wake": self._pass_wakes("control"),
+                "instances": self._instances.instances_forever(),
+                "wake": self._pass_wakes("control", WAKE),
                 "deaf": end_when_deaf(self._port, self._listener.getsockname()),
                 "watchdog": service.watch(self._port),
                 "collect": collect_forever(self._port, self._store, self._state_dir),
@@ -110,13 +116,14 @@ class ControlPlane:
         await self._close(web)
         return code
 
-    async def _pass_wakes(self, key: str) -> None:
-        """What API calls wake, the controllers hear."""
+    async def _pass_wakes(self, key: str, *others: str) -> None:
+        """What API calls wake, the controllers hear, each under a key of its own."""
         seen = self._notifier.version(key)
         while True:
             await self._notifier.wait(key, 3600.0, since=seen)
             seen = self._notifier.version(key)
-            self._port.wake(key)
+            for one in (key, *others):
+                self._port.wake(one)
 
     async def _close(self, web: asyncio.Task[None]) -> None:
         self._polls.closing = True

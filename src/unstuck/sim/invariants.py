@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.server.control import satisfied
-from unstuck.core.server.data import Power, Running, Server, Spec, Want
+from unstuck.core.server.data import Flavor, Power, Running, Server, Shelf, Spec, Want
 from unstuck.core.server.status import status
 from unstuck.sim.world import STRANGER, SimFolder, SimGuest, SimHost, Watch
 from unstuck.store.engine import Store, Tx
@@ -198,6 +198,7 @@ _ROWS = Prepared(
         servers.c.disk_id,
         servers.c.replaced,
         servers.c.before,
+        servers.c.shelved,
         servers.c.settled,
         servers.c.lease_incarnation,
         placements.c.state,
@@ -262,8 +263,8 @@ def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[
             wrong.append(f"{server_id} is shown SUSPENDED and its memory is not just on the disk")
         if shown == "PAUSED" and (guest is None or guest.state != "paused"):
             wrong.append(f"{server_id} is shown PAUSED and no guest stands still")
-        if shown == "SHUTOFF" and guest is not None:
-            wrong.append(f"{server_id} is shown SHUTOFF and its process lives")
+        if shown in ("SHUTOFF", "SHELVED", "SHELVED_OFFLOADED") and guest is not None:
+            wrong.append(f"{server_id} is shown {shown} and its process lives")
         if satisfied(server) and isinstance(server.seen and server.seen.guest, Running) and guest is None:
             wrong.append(f"{server_id} is recorded running and is not")
     return wrong + _leftovers(tx, hosts, living)
@@ -279,6 +280,8 @@ def _sizes(tx: Tx, server: Server, guest: SimGuest | None, folder: SimFolder | N
         )
     ).one()
     other = size if server.before is None else server.before.size
+    if server.shelved is Shelf.OFFLOADED:
+        size = other = Flavor(0, 0, size.disk_gb)
     both = (max(size.vcpus, other.vcpus), max(size.ram_mb, other.ram_mb), max(size.disk_gb, other.disk_gb))
     if tuple(room) != both:
         wrong.append(f"the room for {server.id} is {tuple(room)}, and should be {both}")

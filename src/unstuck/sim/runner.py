@@ -31,6 +31,7 @@ from unstuck.store import (
     server_actions,
     server_rebuild,
     server_resize,
+    server_shelve,
     servers,
 )
 from unstuck.store.engine import Tx
@@ -585,6 +586,20 @@ class SimUser:
         self._wish(name, "reboot")
         await self._request("revert", server_resize.revert_resize, name, self._caller())
         self._run.expected[name] = self._before[name]
+
+    async def shelve(self, name: str) -> None:
+        self._wish(name, "stop")
+        await self._request("shelve", server_shelve.shelve_server, name, self._caller())
+        self._run.expected[name] = "SHELVED"
+
+    async def offload(self, name: str) -> None:
+        await self._request("offload", server_shelve.offload_server, name, self._caller())
+        self._run.expected[name] = "SHELVED_OFFLOADED"
+
+    async def unshelve(self, name: str) -> None:
+        """Tried again while there is no room for it."""
+        await self._request("unshelve", server_shelve.unshelve_server, name, self._caller())
+        self._run.expected[name] = "ACTIVE"
 
     async def lose_disk(self, name: str) -> None:
         """Somebody removes the disk (and ends the guest) behind our back."""

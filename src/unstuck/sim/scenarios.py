@@ -38,6 +38,12 @@ class User(Protocol):
 
     async def revert(self, name: str) -> None: ...
 
+    async def shelve(self, name: str) -> None: ...
+
+    async def offload(self, name: str) -> None: ...
+
+    async def unshelve(self, name: str) -> None: ...
+
     async def lose_disk(self, name: str) -> None: ...
 
     async def reset(self, name: str) -> None: ...
@@ -334,6 +340,60 @@ async def resize_with_room_for_one(user: User) -> None:
     await user.confirm("b")
 
 
+async def shelve_and_unshelve(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.shelve("a")
+    await user.until("a", "SHELVED")
+    await user.unshelve("a")
+    await user.until("a", "ACTIVE")
+
+
+async def shelve_what_is_suspended(user: User) -> None:
+    """Its memory is given up, and never comes back over the disk that moves on."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.suspend("a")
+    if await user.suspended("a"):
+        await user.shelve("a")
+        await user.until("a", "SHELVED")
+        await user.unshelve("a")
+        await user.until("a", "ACTIVE")
+
+
+async def delete_while_shelving(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.shelve("a")
+    await user.wait(1.0)
+    await user.delete("a")
+
+
+async def unshelve_when_there_is_room_again(user: User) -> None:
+    """Another server has the memory that it gave up, until that is deleted."""
+
+    async def give_way() -> None:
+        await user.wait(20.0)
+        await user.delete("b")
+
+    await user.create("a")
+    await user.create("b")
+    await user.until("a", "ACTIVE")
+    await user.until("b", "ACTIVE")
+    await user.resize("a", ram_mb=2500)
+    await user.until("a", "VERIFY_RESIZE")
+    await user.confirm("a")
+    await user.shelve("a")
+    await user.until("a", "SHELVED")
+    await user.offload("a")
+    if not await user.resize("b", ram_mb=2500):
+        raise AssertionError("the room was given up")
+    await user.until("b", "VERIFY_RESIZE")
+    user.beside(give_way())
+    await user.unshelve("a")
+    await user.until("a", "ACTIVE")
+
+
 async def disk_full_for_a_while(user: User) -> None:
     """The guest stops at a write; when there is room again, it goes on by itself."""
     await user.create("a")
@@ -508,6 +568,10 @@ SCENARIOS: dict[str, Script] = {
         delete_while_reverting,
         revert_of_a_resize_that_failed,
         resize_with_room_for_one,
+        shelve_and_unshelve,
+        shelve_what_is_suspended,
+        delete_while_shelving,
+        unshelve_when_there_is_room_again,
         disk_full_for_a_while,
         reset_after_failed_starts,
         delete_while_stopping,

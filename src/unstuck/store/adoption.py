@@ -10,10 +10,11 @@ import sqlalchemy as sa
 from unstuck.core.agents import Holding
 from unstuck.core.generation import Dispute
 from unstuck.core.server.data import Gone, ImageRole, Nic, Observation, Spec, Step, Thing, Unclear
+from unstuck.store import readable
 from unstuck.store.clock import generation
 from unstuck.store.prepared import Prepared
 from unstuck.store.readdress import give_way
-from unstuck.store.rows import bump_world, judge
+from unstuck.store.rows import bump_world, judge, set_room
 from unstuck.store.schema.compute import flavors, placements, servers
 from unstuck.store.schema.network import networks, ports, subnets
 from unstuck.store.tx import Tx
@@ -21,6 +22,7 @@ from unstuck.store.tx import Tx
 NOBODY = "recovered"
 """The user, flavor or image of an adopted server where they are not known any more."""
 
+_spec: msgspec.json.Decoder[Spec | None] = msgspec.json.Decoder(Spec)
 _SERVER = Prepared(sa.insert(servers))
 _PLACEMENT = Prepared(sa.insert(placements))
 _SET_EPOCH = Prepared(
@@ -107,6 +109,26 @@ def grant_again(tx: Tx, host_id: str, server_id: str, item: Holding, *, recorded
         granted=tx.now.lease,
     )  # fmt: skip
     _SET_EPOCH.run(tx, server=server_id, number=epoch, disk=name if recorded else None)
+
+
+def adopt_size(tx: Tx, server_id: str, there: Spec) -> None:
+    """The store has lost a resize, or its end: the flavor that its host started it with counts."""
+    row = tx.execute(sa.select(servers.c.spec).where(servers.c.id == server_id)).one()
+    known = readable.read(_spec, row.spec, None)
+    if known is None or known.flavor == there.flavor:
+        return
+    flavor_id, flavor = _flavor(tx, there)
+    tx.execute(
+        sa.update(servers)
+        .where(servers.c.id == server_id)
+        .values(
+            flavor_id=flavor_id,
+            flavor=msgspec.json.encode(flavor).decode(),
+            spec=msgspec.json.encode(msgspec.structs.replace(known, flavor=there.flavor)).decode(),
+            before=None,
+        )
+    )
+    set_room(tx, server_id, there.flavor)
 
 
 def _flavor(tx: Tx, spec: Spec) -> tuple[str, dict[str, object]]:

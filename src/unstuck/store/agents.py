@@ -41,6 +41,7 @@ from unstuck.store.servers import LEASE, finish_delete_locked
 HEARTBEAT = 5.0
 RESIZE_PATIENCE = 60.0
 """Seconds for a guest that gets another flavor to power itself off."""
+_ASKED_FIRST = (OperationKind.STOP, OperationKind.REBOOT, OperationKind.SHELVE)
 _STILL = (OperationKind.PAUSE, OperationKind.SUSPEND)
 
 _spec = msgspec.json.Decoder(Spec)
@@ -377,7 +378,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
     spec = readable.read(_spec, row.spec, _NO_SPEC)
     if spec is _NO_SPEC and not gone and row.power != Power.OFF:
         return None
-    if row.deadline is not None and row.kind in (OperationKind.STOP, OperationKind.REBOOT):
+    if row.deadline is not None and row.kind in _ASKED_FIRST:
         patience = max(row.deadline - lease, 0.0)
     elif row.kind in (OperationKind.RESIZE, OperationKind.REVERT):
         patience = max(row.since + RESIZE_PATIENCE - lease, 0.0)

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from unstuck.core.agents import Holding, Holdings, Told
 from unstuck.core.generation import Dispute
 from unstuck.core.server.data import Observation, Power, Server, Step, Thing, Unclear
-from unstuck.store.adoption import adopt_unknown, grant_again
+from unstuck.store.adoption import adopt_size, adopt_unknown, grant_again
 from unstuck.store.agents import check_incarnation, notice_host, terms
 from unstuck.store.generation import recovery, rise
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, judge, load_server, lock_host
+from unstuck.store.rows import bump_world, judge, load_server, lock_host, release_room
 from unstuck.store.schema.compute import hosts, placements, servers
 from unstuck.store.tx import Tx
 
@@ -48,6 +48,7 @@ _ADOPT_NONCE = Prepared(
     .values(nonce=sa.bindparam("name"))
 )
 _NOT_FAILED = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(failure=None))
+_UNSHELVE = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(shelved=None))
 _ADOPT_INTENT = Prepared(
     sa.update(servers)
     .where(servers.c.id == sa.bindparam("server"))
@@ -176,4 +177,9 @@ def _adopt_edge(tx: Tx, server: Server, item: Holding) -> None:
     if item.edge <= server.intent:
         return
     power = server.power if item.guest is Thing.ABSENT else Power.ON
+    if power is Power.ON and server.shelved is not None:
+        _UNSHELVE.run(tx, server=server.id)
+        release_room(tx, server.id)  # it runs, so it has the room
     _ADOPT_INTENT.run(tx, server=server.id, on_off=power.value, number=item.edge, least_edge=item.edge)
+    if item.spec is not None:
+        adopt_size(tx, server.id, item.spec)

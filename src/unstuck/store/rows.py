@@ -33,6 +33,7 @@ from unstuck.core.server.data import (
     Place,
     Power,
     Server,
+    Shelf,
     Spec,
 )
 from unstuck.core.time import Now
@@ -69,6 +70,7 @@ JOINED = (
         servers.c.disk_id,
         servers.c.replaced,
         servers.c.before,
+        servers.c.shelved,
         servers.c.launched_wall,
         servers.c.lease_incarnation,
         servers.c.work_deadline,
@@ -208,6 +210,7 @@ def loaded_from(row: Any) -> Loaded:
         marked_wall=row.marked_wall,
         replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
         before=None if row.before is None else readable.read(_former, row.before, readable.FORMER),
+        shelved=None if row.shelved is None else Shelf(row.shelved),
         locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)
@@ -280,9 +283,14 @@ def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
     return server
 
 
+def made_of(tx: Tx, server_id: str) -> Spec | None:
+    """What a server is made of; None where that cannot be read."""
+    return readable.read(_spec, _SPEC.scalar(tx, server=server_id), None)
+
+
 def release_room(tx: Tx, server_id: str) -> None:
     """Keep no more room on its host than for what it is made of now."""
-    spec = readable.read(_spec, _SPEC.scalar(tx, server=server_id), None)
+    spec = made_of(tx, server_id)
     if spec is not None:
         set_room(tx, server_id, spec.flavor)
 

@@ -22,7 +22,7 @@ from unstuck.core.server.data import (
     Spec,
     Step,
 )
-from unstuck.core.server.status import status
+from unstuck.core.server.status import shelf_state, status
 from unstuck.core.time import Now
 from unstuck.store import readable
 from unstuck.store.clock import generation
@@ -48,9 +48,11 @@ OPERATION_DEADLINE = {
     OperationKind.REBUILD: 600.0,
     OperationKind.RESIZE: 300.0,
     OperationKind.REVERT: 300.0,
+    OperationKind.SHELVE: 60.0,
+    OperationKind.UNSHELVE: 300.0,
     OperationKind.DELETE: 300.0,
 }
-"""Seconds until an operation counts as overdue; for stop and soft reboot, the guest's time to obey."""
+"""Seconds until an operation counts as overdue; for stop, shelve, soft reboot, the guest's time to obey."""
 
 
 REBOOT_OVERRIDES = frozenset(
@@ -373,8 +375,10 @@ def refuse_unless(
     shown = status(server, tx.now)
     if server.deleted:
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state deleting")
-    if shown.vm_state not in allowed:
-        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in vm_state {shown.vm_state}")
+    # An operator's mark does not take a server off its shelf.
+    state = shelf_state(server) or shown.vm_state
+    if state not in allowed:
+        raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in vm_state {state}")
     if not open_ok and server.operation is not None:
         task = shown.task_state or server.operation.kind.value
         raise Conflict(f"Cannot '{verb}' instance {server.id} while it is in task_state {task}")
@@ -414,8 +418,9 @@ def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 
 
 def _may_be_stopped(server: Server) -> bool:
-    """A stop overrides what is under way, except what its user has yet to decide on when it is over."""
-    return server.operation is None or server.operation.kind is not OperationKind.RESIZE
+    """A stop overrides what is under way, except where it would leave something else behind than a stop."""
+    kept = (OperationKind.RESIZE, OperationKind.SHELVE)
+    return server.operation is None or server.operation.kind not in kept
 
 
 def start_server(tx: Tx, server_id: str, caller: Caller) -> str | None:

@@ -15,6 +15,7 @@ from unstuck.api.compute import (
     rebuild,
     resize,
     servers,
+    shelve,
 )
 from unstuck.api.routes import Route
 
@@ -25,6 +26,7 @@ ROUTES: list[Route] = [
     *actions.ROUTES,
     *rebuild.ROUTES,
     *resize.ROUTES,
+    *shelve.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,
     *hosts.ROUTES,

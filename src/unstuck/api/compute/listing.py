@@ -23,7 +23,8 @@ STATES: Final[dict[str, frozenset[str]]] = {
     "paused": frozenset({"PAUSED"}), "reboot": frozenset({"REBOOT"}), "shutoff": frozenset({"SHUTOFF"}),
     "migrating": frozenset(), "password": frozenset(), "rebuild": frozenset({"REBUILD"}),
     "rescue": frozenset(), "resize": frozenset({"RESIZE"}), "revert_resize": frozenset({"REVERT_RESIZE"}),
-    "shelved": frozenset(), "shelved_offloaded": frozenset(), "soft_deleted": frozenset(),
+    "shelved": frozenset({"SHELVED"}), "shelved_offloaded": frozenset({"SHELVED_OFFLOADED"}),
+    "soft_deleted": frozenset(),
     "suspended": frozenset({"SUSPENDED"}), "unknown": frozenset(),
     "verify_resize": frozenset({"VERIFY_RESIZE"}),
 }  # fmt: skip

@@ -48,6 +48,13 @@ class Flavor(msgspec.Struct, frozen=True, gc=False):
     disk_gb: int
 
 
+class Shelf(StrEnum):
+    """Where a shelved server is: with all of its room kept, or with its CPUs and memory given up."""
+
+    KEPT = "kept"
+    OFFLOADED = "offloaded"
+
+
 class Former(msgspec.Struct, frozen=True, gc=False):
     """The flavor before a resize, to which it can be taken back: its id, and its copy in the server's row
     as JSON."""
@@ -318,6 +325,9 @@ class OperationKind(StrEnum):
     RESIZE = "resize"
     CONFIRM = "confirmResize"
     REVERT = "revertResize"
+    SHELVE = "shelve"
+    OFFLOAD = "shelveOffload"
+    UNSHELVE = "unshelve"
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
@@ -385,3 +395,4 @@ class Server(msgspec.Struct, frozen=True, gc=False):
     """Nonces of the disks that its present one takes the place of."""
     before: Former | None = None
     """What it was before a resize that its user has neither confirmed nor taken back."""
+    shelved: Shelf | None = None

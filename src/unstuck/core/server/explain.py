@@ -28,6 +28,7 @@ from unstuck.core.server.data import (
     Power,
     Running,
     Server,
+    Shelf,
     Step,
     Trouble,
     Unclear,
@@ -246,6 +247,15 @@ def _at_rest(server: Server) -> Why:
             holder=_holder(server),
             since=server.seen_at,
         )
+    if server.shelved is not None:
+        room = "all of its room" if server.shelved is Shelf.KEPT else "only the room of its disk"
+        return Why(
+            f"the server is shelved, with {room} kept on its host: "
+            f"{_guest_words(server.seen.guest, server.power)}",
+            "its user unshelves it",
+            holder=_holder(server),
+            since=server.seen_at,
+        )
     return Why(
         _guest_words(server.seen.guest, server.power),
         "nothing, until somebody asks for something else or the guest changes",
@@ -355,6 +365,12 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to get another flavor"
         case OperationKind.CONFIRM:
             return "the server keeps its new flavor"
+        case OperationKind.SHELVE:
+            return "the server is to be shelved"
+        case OperationKind.OFFLOAD:
+            return "the server gives up its CPUs and memory"
+        case OperationKind.UNSHELVE:
+            return "the server is to be unshelved"
         case OperationKind.REVERT:
             return "the server is to get its former flavor again"
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET:

@@ -18,6 +18,7 @@ from unstuck.core.server.data import (
     Power,
     Running,
     Server,
+    Shelf,
     Step,
     Thing,
     Trouble,
@@ -88,7 +89,19 @@ def _vm_state(server: Server) -> tuple[str, tuple[str, str, float | None] | None
     seen = server.seen
     if seen is None or (server.launched_wall is None and server.power is Power.ON):
         return "building", None
-    return ("resized" if _resized(server) else _launched_state(seen.guest, server)), None
+    if _resized(server):
+        return "resized", None
+    return shelf_state(server) or _launched_state(seen.guest, server), None
+
+
+def shelf_state(server: Server) -> str | None:
+    """The state of a server that is shelved, or on its way back; None for others, and while it is shelved."""
+    kind = None if server.operation is None else server.operation.kind
+    if kind is OperationKind.UNSHELVE:
+        return "shelved"
+    if server.shelved is None or kind is OperationKind.SHELVE:
+        return None
+    return "shelved" if server.shelved is Shelf.KEPT else "shelved_offloaded"
 
 
 def _resized(server: Server) -> bool:
@@ -187,7 +200,11 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return _resize_task(server)
         case OperationKind.REVERT:
             return "resize_reverting"
-        case OperationKind.CREATE | OperationKind.DELETE | OperationKind.CONFIRM:
+        case OperationKind.SHELVE:
+            return "shelving"
+        case OperationKind.UNSHELVE:
+            return "unshelving"
+        case OperationKind.CREATE | OperationKind.DELETE | OperationKind.CONFIRM | OperationKind.OFFLOAD:
             return None
         case OperationKind.LOCK | OperationKind.UNLOCK | OperationKind.RESET | OperationKind.READDRESS:
             return None  # over as soon as they are written down
@@ -263,6 +280,8 @@ _SIMPLE = {
     "stopped": "SHUTOFF",
     "error": "ERROR",
     "deleted": "DELETED",
+    "shelved": "SHELVED",
+    "shelved_offloaded": "SHELVED_OFFLOADED",
 }
 
 

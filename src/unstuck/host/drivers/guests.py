@@ -61,7 +61,7 @@ class Guests:
         await self._until_up(folder, want)
 
     def _launch(self, folder: ServerFolder, want: Want, taps: tuple[str, ...]) -> int:
-        if not folder.disk(want.nonce).exists():
+        if not folder.disk_of(want).exists():
             raise DriverError("the root disk is not there")
         lock = _take(folder)
         saved = _saved_memory(folder, want)
@@ -89,7 +89,7 @@ class Guests:
                 raise DriverError(f"the {role} is not in the cache")
             if image is not None:
                 paths[role] = folder.relative(self._cache.path(image))
-        disk, config = folder.disk(want.nonce).name, folder.config.name
+        disk, config = folder.disk_of(want).name, folder.config.name
         return Files(disk, config, paths.get(ImageRole.KERNEL), paths.get(ImageRole.RAMDISK))
 
     async def _until_up(self, folder: ServerFolder, want: Want) -> None:

@@ -107,6 +107,8 @@ servers = sa.Table(
     sa.Column("replaced", sa.Text, nullable=False),
     # What it was before a resize that is neither confirmed nor taken back: room for both is kept.
     sa.Column("before", sa.Text),
+    # Shelved: with all of its room, or with that of its disk only.
+    sa.Column("shelved", sa.String(16)),
     sa.Column("launched_wall", Seconds),
     # Work in progress, its owner and its deadline.
     sa.Column("lease_incarnation", sa.BigInteger),
@@ -123,6 +125,8 @@ servers = sa.Table(
     sa.CheckConstraint("deleted OR NOT removed", name="removed_is_deleted"),
     sa.CheckConstraint("settled OR NOT removed", name="removed_is_settled"),
     sa.CheckConstraint("power IN ('on', 'paused', 'suspended', 'off')", name="power"),
+    sa.CheckConstraint("shelved IN ('kept', 'offloaded')", name="shelved"),
+    sa.CheckConstraint("shelved IS NULL OR power = 'off'", name="shelved_is_off"),
     sa.CheckConstraint("locked_by IN ('owner', 'admin')", name="locked_by"),
     sa.CheckConstraint("locked_by IS NOT NULL OR locked_reason IS NULL", name="reason_of_a_lock"),
     sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name="deleted_since"),

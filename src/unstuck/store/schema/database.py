@@ -75,6 +75,9 @@ instances = sa.Table(
     sa.Column("guest", sa.BigInteger, nullable=False),
     sa.Column("guest_start", sa.String(64)),
     sa.Column("guest_former", sa.Text, nullable=False),
+    # The hello that it came with, by its host's incarnation and sequence.
+    sa.Column("hello_incarnation", sa.BigInteger, nullable=False),
+    sa.Column("hello_sequence", sa.BigInteger, nullable=False),
     # When it could be used for the first time.
     sa.Column("launched_wall", Seconds),
     # Bookkeeping. trash_until_wall: until when a deleted one can be brought back; removed: nothing is left.

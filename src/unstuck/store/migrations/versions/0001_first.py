@@ -312,6 +312,7 @@ def upgrade() -> None:
         sa.Column("disk_id", sa.String(length=128), nullable=True),
         sa.Column("replaced", sa.Text(), nullable=False),
         sa.Column("before", sa.Text(), nullable=True),
+        sa.Column("shelved", sa.String(length=16), nullable=True),
         sa.Column("launched_wall", sa.Double(), nullable=True),
         sa.Column("lease_incarnation", sa.BigInteger(), nullable=True),
         sa.Column("work_deadline", sa.Double(), nullable=True),
@@ -323,6 +324,8 @@ def upgrade() -> None:
         sa.Column("next_look", sa.Double(), nullable=True),
         sa.CheckConstraint("locked_by IN ('owner', 'admin')", name=op.f("ck_servers_locked_by")),
         sa.CheckConstraint("power IN ('on', 'paused', 'suspended', 'off')", name=op.f("ck_servers_power")),
+        sa.CheckConstraint("shelved IN ('kept', 'offloaded')", name=op.f("ck_servers_shelved")),
+        sa.CheckConstraint("shelved IS NULL OR power = 'off'", name=op.f("ck_servers_shelved_is_off")),
         sa.CheckConstraint("(deleted_wall IS NULL) = (NOT deleted)", name=op.f("ck_servers_deleted_since")),
         sa.CheckConstraint(
             "(lease_incarnation IS NULL) = (work_deadline IS NULL)", name=op.f("ck_servers_work_has_deadline")

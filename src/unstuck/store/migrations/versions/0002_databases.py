@@ -150,6 +150,8 @@ def upgrade() -> None:
         sa.Column("guest", sa.BigInteger(), nullable=False),
         sa.Column("guest_start", sa.String(length=64), nullable=True),
         sa.Column("guest_former", sa.Text(), nullable=False),
+        sa.Column("hello_incarnation", sa.BigInteger(), nullable=False),
+        sa.Column("hello_sequence", sa.BigInteger(), nullable=False),
         sa.Column("launched_wall", sa.Double(), nullable=True),
         sa.Column("failure", sa.Text(), nullable=True),
         sa.Column("marked_wall", sa.Double(), nullable=True),
