@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+
+from tests.compute_fakes import FakeHost, network, settle
+from tests.compute_site import add_image
+from unstuck.core.agents import Answer
 from unstuck.core.instance.control import (
     Apply,
     CancelBackup,
@@ -24,10 +28,6 @@ from unstuck.core.instance.control import (
     StopServer,
     plan_control,
 )
-
-from tests.compute_fakes import FakeHost, network, settle
-from tests.compute_site import add_image
-from unstuck.core.agents import Answer
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, DisableRoot, EnableRoot, Ok
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant

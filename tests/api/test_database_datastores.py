@@ -8,8 +8,8 @@ import pytest
 from api_cloud import Cloud
 from database_setup import Trove
 from tests.database_site import DatabaseSite
-from unstuck.store.datastores import POSTGRESQL
 
+from unstuck.store.datastores import POSTGRESQL
 from unstuck.store.engine import Store
 
 
