@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from unstuck.api.database import (
-    backups,
     databases,
     datastores,
     flavors,
@@ -12,7 +11,6 @@ from unstuck.api.database import (
     mgmt,
     offered,
     root,
-    strategies,
     users,
 )
 from unstuck.api.routes import Route
@@ -26,7 +24,5 @@ ROUTES: list[Route] = [
     *databases.ROUTES,
     *users.ROUTES,
     *root.ROUTES,
-    *backups.ROUTES,
-    *strategies.ROUTES,
     *offered.ROUTES,
 ]

@@ -57,11 +57,12 @@ def links(call: Call, kind: str, key: str) -> list[dict[str, str]]:
 
 
 def wake(call: Call, *hosts: str | None) -> None:
-    """Make it faster: tell the control loop, and the hosts' long polls."""
+    """Make it faster: tell the control loops, and the hosts' long polls."""
     for host_id in hosts:
         if host_id is not None:
             call.app.notifier.wake(f"host:{host_id}")
-    call.app.notifier.wake("control")
+    for loop in ("control", "instances", "backups"):
+        call.app.notifier.wake(loop)
 
 
 def object_id(text: str, what: str) -> str:
