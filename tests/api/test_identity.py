@@ -58,7 +58,8 @@ class TestLogin:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", token["expires_at"])
         types = {entry["type"] for entry in token["catalog"]}
         assert types == {"identity", "image", "network", "compute", "database"}
-        endpoint = token["catalog"][-1]["endpoints"][0]
+        [compute] = [entry for entry in token["catalog"] if entry["type"] == "compute"]
+        endpoint = compute["endpoints"][0]
         assert endpoint["url"] == "http://cloud:81/compute/v2.1"
         assert endpoint["region"] == endpoint["region_id"] == "RegionOne"
 
