@@ -16,6 +16,19 @@ from unstuck.core.agents import (
     Told,
     World,
 )
+from unstuck.core.instance.wire import (
+    AskGrant,
+    EndAttempt,
+    GuestRegister,
+    GuestRegistered,
+    GuestReport,
+    RenewAttempt,
+    Renewed,
+    RestoreGrant,
+    TakeAttempt,
+    Taken,
+    Who,
+)
 
 
 class Unreachable(Exception):
@@ -38,6 +51,10 @@ class Behind(Unreachable):
     """The control plane has lost what this agent knows of it: register, and say what is here."""
 
 
+class Declined(Exception):
+    """The control plane refuses what a guest said, for good. The host itself has done nothing wrong."""
+
+
 class Control(Protocol):
     """The agents' API, version 1. Each call raises :class:`Unreachable` or :class:`Superseded`."""
 
@@ -58,6 +75,33 @@ class Control(Protocol):
 
     async def report(self, ask: Report) -> None:
         """Raises :class:`Refused` too."""
+        ...
+
+    async def answer(self, ask_id: str, answer: Answer) -> None: ...
+
+
+class DatabaseControl(Protocol):
+    """What is passed on for the guests. Each call raises :class:`Unreachable`, :class:`Superseded` (the
+    host's agent is not the newest), :class:`Refused` (over, or not this server's) or :class:`Declined`."""
+
+    async def guest_register(self, ask: GuestRegister) -> GuestRegistered: ...
+
+    async def guest_report(self, ask: GuestReport) -> None: ...
+
+    async def take(self, ask: TakeAttempt) -> Taken: ...
+
+    async def renew(self, ask: RenewAttempt) -> Renewed: ...
+
+    async def end(self, ask: EndAttempt) -> None: ...
+
+    async def restore_grant(self, ask: AskGrant) -> RestoreGrant: ...
+
+    async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
+        """Store an object of the attempt, as ``blobs.objects`` does: raises its errors as well."""
+        ...
+
+    async def get_object(self, who: Who, key: str) -> bytes | None:
+        """An object of the backup that is restored; None if it is certainly not there. Raises BlobError."""
         ...
 
     async def answer(self, ask_id: str, answer: Answer) -> None: ...

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from unstuck.core.agents import PROTOCOL, HostFacts, Registered
-from unstuck.host.agent import Agent
+from unstuck.host.agent import Agent, Guests
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
 from unstuck.host.driver import DriverError
@@ -204,6 +204,7 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
     marks = MarkFile(state.host / "mark.json")
     agent = Agent(port, control, driver, known, secrets.token_hex(16), marks, time.time)
     driver.keep(agent.images_wanted)
+    agent.serve(lambda: _serve_guests(port, control, agent, state.host))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
@@ -218,6 +219,12 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
         await driver.close()
         await control.close()
         log.info("host agent ends; guests go on running")
+
+
+def _serve_guests(port: AsyncPort, control: HttpControl, agent: Agent, folder: Path) -> Guests:
+    from unstuck.host.serving import serve_guests  # keys and object stores: needed by databases only
+
+    return serve_guests(port, control, agent, folder)
 
 
 async def guard_forever(port: AsyncPort, driver: ClosingDriver) -> None:
