@@ -9,8 +9,8 @@ from typing import Final
 
 import zstandard
 
-from unstuck.blobs.keys import BadKey, seal, unseal
-from unstuck.blobs.objects import sha256
+from unstuck.blobs.age import BadKey, seal, unseal
+from unstuck.blobs.digest import sha256
 from unstuck.core.backup.content import Chunk
 
 __all__ = ["CHUNK_SIZE", "Chunk", "Damaged", "chunk_key", "make_chunk", "open_chunk", "prefix_of"]

@@ -14,16 +14,18 @@ import base64
 from typing import Final
 
 import msgspec
-import pyrage
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from unstuck.blobs.age import BadKey, new_identity, recipient_of, seal, unseal
+
+__all__ = [
+    "BadKey", "Certificate", "Recovery", "Signer", "check", "check_certificate",
+    "new_identity", "recipient_of", "seal", "unseal", "unwrap", "wrap",
+]  # fmt: skip
+
 FORMAT: Final = 1
 _CERTIFIES: Final = b"unstuck host signing key 1\0"
-
-
-class BadKey(Exception):
-    """A key does not fit, or is none."""
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,29 +46,6 @@ class Certificate(msgspec.Struct, frozen=True):
     signature: str
 
 
-def new_identity() -> str:
-    """A private age key, in age's own text form."""
-    return str(pyrage.x25519.Identity.generate())
-
-
-def recipient_of(identity: str) -> str:
-    """The public half, in age's own text form."""
-    return str(_identity(identity).to_public())
-
-
-def seal(data: bytes, recipients: list[str]) -> bytes:
-    """Encrypt to all of these."""
-    return bytes(pyrage.encrypt(data, [_recipient(text) for text in recipients]))
-
-
-def unseal(data: bytes, identity: str) -> bytes:
-    """Raises :class:`BadKey` for a wrong key or damaged data."""
-    try:
-        return bytes(pyrage.decrypt(data, [_identity(identity)]))
-    except pyrage.DecryptError as error:
-        raise BadKey("the key does not open it, or it is damaged") from error
-
-
 def wrap(secret: str, recipients: list[str]) -> str:
     """A private key, encrypted to these, as text for JSON."""
     return base64.b64encode(seal(secret.encode(), recipients)).decode()
@@ -79,20 +58,6 @@ def unwrap(wrapped: str, identity: str) -> str:
     except ValueError as error:
         raise BadKey("not a wrapped key") from error
     return unseal(data, identity).decode()
-
-
-def _identity(text: str) -> pyrage.x25519.Identity:
-    try:
-        return pyrage.x25519.Identity.from_str(text.strip())
-    except pyrage.IdentityError as error:
-        raise BadKey("not a private age key") from error
-
-
-def _recipient(text: str) -> pyrage.x25519.Recipient:
-    try:
-        return pyrage.x25519.Recipient.from_str(text.strip())
-    except pyrage.RecipientError as error:
-        raise BadKey("not a public age key") from error
 
 
 class Signer:
@@ -126,6 +91,14 @@ class Signer:
 
 def _certified(host_id: str, public: str) -> bytes:
     return _CERTIFIES + msgspec.json.encode([host_id, public])
+
+
+def check_public(public: str) -> None:
+    """Raise :class:`BadKey` unless it is a public signing key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
+    except ValueError as error:
+        raise BadKey("not a public signing key") from error
 
 
 def check(data: bytes, signature: str, public: str) -> None:

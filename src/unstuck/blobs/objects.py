@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
+from unstuck.blobs.digest import sha256 as sha256
 from unstuck.runtime.files import sync_folder
 
 ANSWER: Final = 60.0
@@ -91,8 +91,9 @@ def check_key(key: str) -> str:
 class FolderObjects:
     """Objects as files. Written under a temporary name, synced, then linked: linking never replaces."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, marker: str | None = None) -> None:
         self.root = root
+        self._marker = marker
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -182,7 +183,9 @@ class FolderObjects:
 
     def _mounted(self) -> None:
         """A root that is not there is no empty store: its file system is probably not mounted (law 4)."""
-        if not self.root.is_dir():
+        # The place to mount it on is a folder too, and an empty one; the marker lies in what is mounted.
+        there = self.root.is_dir() if self._marker is None else (self.root / self._marker).exists()
+        if not there:
             raise BlobError(Problem.UNREACHABLE, f"the folder {self.root} is not there; is it mounted?")
 
 
@@ -271,10 +274,6 @@ def _s3(location: Location, bucket: str, answer: float) -> S3Store:
         virtual_hosted_style_request=not location.endpoint, client_options=options,
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
     )  # fmt: skip
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager

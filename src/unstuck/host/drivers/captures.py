@@ -34,6 +34,7 @@ _CANCEL = 30.0
 _CONVERT = 6 * 3600.0
 """Seconds; the store's deadline comes first, and ends it."""
 _BLOCK = 1 << 20
+NO_IMAGE_OF_DATA = CopyFailed("a database's volume gives no image of a server: back it up", final=True)
 _ENDED = ("concluded", "null")
 
 
@@ -118,6 +119,8 @@ class Captures:
 
     async def _run(self, folder: ServerFolder, want: Want, job: _Job) -> None:
         try:
+            if want.spec.data:
+                raise DeliveryError(NO_IMAGE_OF_DATA.reason, final=True)
             path = folder.copy(want.capture)
             await asyncio.to_thread(folder.drop_copies, path)
             if not await asyncio.to_thread(path.exists):

@@ -1,0 +1,10 @@
+"""The one digest of objects and of what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def sha256(data: bytes) -> str:
+    """In hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,371 @@
+"""Attempts at a backup: a tool's stream in pieces, packed by two workers, under a lease that is renewed.
+
+An attempt is taken, works, and ends, with a manifest or with a reason; another is another. It ends at once
+when it is told so, when it is over for its host, or when it stands still for longer than its phase may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import structlog
+
+from unstuck.blobs.age import BadKey
+from unstuck.blobs.chunks import Chunk, make_chunk
+from unstuck.core.backup.content import Content
+from unstuck.core.backup.data import STALLS, Phase
+from unstuck.core.instance.guestwire import (
+    Done,
+    Finish,
+    GiveUp,
+    NotNow,
+    Refused,
+    Renew,
+    Request,
+    Response,
+    Store,
+    Take,
+)
+from unstuck.core.instance.want import BackupWant
+from unstuck.core.port import Port
+from unstuck.core.time import backoff
+from unstuck.guest.control import Away, GuestControl
+from unstuck.guest.datastore import Copy, Datastore, DatastoreError
+from unstuck.guest.wire import Threads, ask
+
+T = TypeVar("T")
+
+WORKERS: Final = 2
+WAITING: Final = 1
+"""Pieces that were read and wait for a worker: with those in the workers' hands all that is in memory."""
+RENEW: Final = 3.0
+"""Seconds between two words to the host."""
+PRESSED: Final = 2.0
+"""Seconds without room for another piece after which the blob store is what is waited for."""
+LAST_WORDS: Final = 60.0
+"""Seconds for which an agent tries to say that it gave up; then the host finds out by itself."""
+
+log = structlog.get_logger(__name__)
+
+
+class Backups:
+    """One attempt at a time, each once."""
+
+    def __init__(self, port: Port, control: GuestControl, datastore: Datastore, threads: Threads) -> None:
+        self._port = port
+        self._control = control
+        self._datastore = datastore
+        self._threads = threads
+        self._want: BackupWant | None = None
+        self._ready = False
+        self._over = ""
+        self._attempt: Attempt | None = None
+
+    def wanted(self, want: BackupWant | None) -> None:
+        """What is offered or runs, each time it is heard. An attempt that vanished is over."""
+        self._want = want
+        if self._attempt is not None:
+            if want is None or want.nonce != self._attempt.nonce:
+                self._attempt.drop("it is not wanted any more")
+            elif want.stop is not None:
+                self._attempt.stop(want.stop)
+        self._port.wake("backup")
+
+    def server_is_up(self, up: bool) -> None:
+        """While it is not, no attempt is taken: it would only be lost."""
+        if up and not self._ready:
+            self._port.wake("backup")
+        self._ready = up
+
+    @property
+    def nonce(self) -> str | None:
+        """Of the attempt that runs."""
+        return None if self._attempt is None else self._attempt.nonce
+
+    async def run(self) -> None:
+        while True:
+            want = self._want
+            if want is None or not self._ready or want.stop is not None or want.nonce == self._over:
+                await self._port.pause(60.0, "backup")
+                continue
+            if not await self._take(want):
+                continue
+            self._attempt = Attempt(self._port, self._control, self._datastore, self._threads, want)
+            await self._attempt.run()
+            self._attempt = None
+
+    async def _take(self, want: BackupWant) -> bool:
+        """Whether it is ours. Offered to another since, or stopped: it is looked at anew."""
+        try:
+            answer, _ = await self._port.effect(
+                "guest.take", lambda: ask(self._control, Take(want.backup_id, want.nonce))
+            )
+        except Away as error:
+            answer = NotNow("unreachable", str(error))
+        if isinstance(answer, NotNow):
+            await self._port.pause(answer.seconds, "hello")
+            return False
+        self._over = want.nonce
+        if isinstance(answer, Refused) or (isinstance(answer, Done) and answer.stop is not None):
+            log.info("the attempt is not to be taken", backup=want.backup_id, answer=str(answer))
+            return False
+        return True
+
+
+class Attempt:
+    """One that was taken."""
+
+    def __init__(
+        self, port: Port, control: GuestControl, datastore: Datastore, threads: Threads, want: BackupWant
+    ) -> None:
+        self._port = port
+        self._control = control
+        self._datastore = datastore
+        self._threads = threads
+        self._want = want
+        self.nonce = want.nonce
+        self._copy: Copy | None = None
+        self._read_out = False
+        self._phase = Phase.STARTING
+        self._tool_phase = Phase.STARTING
+        self._number = -1
+        self._moved = port.clock()
+        self._pressed: float | None = None
+        self._size = 0
+        self._todo: list[tuple[int, bytes]] = []
+        self._hands = 0
+        self._workers = 0
+        self._read_all = False
+        self._chunks: dict[int, Chunk] = {}
+        self._failed: tuple[str, bool] | None = None
+        self._dropped = False
+        self._closed = False
+        self._ended = False
+
+    # --- how it ends
+
+    def stop(self, reason: str, *, final: bool = False) -> None:
+        """End it, and say why."""
+        if self._failed is None:
+            self._failed = (reason, final)
+            self._wake()
+
+    def drop(self, reason: str) -> None:
+        """End it: nobody wants to hear of it any more."""
+        self._dropped = True
+        self.stop(reason)
+
+    def _wake(self) -> None:
+        for key in ("piece", "room", "renew", "attempt"):
+            self._port.wake(f"{key}-{self.nonce}")
+
+    async def run(self) -> None:
+        log.info("backup begins", backup=self._want.backup_id, attempt=self._want.attempt)
+        try:
+            await self._work()
+        except (DatastoreError, OSError) as error:
+            final = isinstance(error, DatastoreError) and error.final
+            self.stop(str(error), final=final)
+        await self._close()
+        self._ended = True
+        self._wake()
+        if self._failed is None:
+            log.info("backup is made", backup=self._want.backup_id, size=self._size)
+            return
+        reason, final = self._failed
+        log.warning("backup given up", backup=self._want.backup_id, reason=reason)
+        if not self._dropped:
+            await self._give_up(reason, final)
+
+    async def _close(self) -> None:
+        copy = self._copy
+        if copy is not None and not self._closed:
+            self._closed = True
+            await self._port.effect("guest.copy-close", copy.close)
+
+    async def _give_up(self, reason: str, final: bool) -> None:
+        word = GiveUp(self._want.backup_id, self.nonce, reason[:500], final)
+        end = self._port.clock() + LAST_WORDS
+        tries = 0
+        while self._port.clock() < end:
+            if not isinstance(await self._say("guest.give-up", word), NotNow):
+                return
+            tries += 1
+            await self._port.pause(backoff(tries, 0.5, 10.0), "hello")
+
+    async def _say(self, name: str, request: Request, blob: bytes = b"") -> Response:
+        try:
+            answer, _ = await self._port.effect(name, lambda: ask(self._control, request, blob))
+        except Away as error:
+            return NotNow("unreachable", str(error))
+        return answer
+
+    # --- how it works
+
+    async def _work(self) -> None:
+        self._port.spawn("renewing", self._renew_forever())
+        self._copy = copy = await self._effect("guest.copy", lambda: self._datastore.copy(self.nonce))
+        for _ in range(WORKERS):
+            self._workers += 1
+            self._port.spawn("packing", self._pack_all())
+        index = 0
+        while self._failed is None:
+            plain = await self._effect("guest.read", lambda: copy.read(self._want.chunk_size))
+            if not plain:
+                break
+            self._progress()
+            self._size += len(plain)
+            self._todo.append((index, plain))
+            index += 1
+            del plain
+            self._port.wake(f"piece-{self.nonce}")
+            await self._room()
+        self._read_all = True
+        await self._packed()
+        if self._failed is not None:
+            return
+        copied = await self._effect("guest.copied", copy.finish)
+        self._progress()
+        content = Content(
+            datastore=copied.datastore,
+            system_identifier=copied.system_identifier,
+            start=copied.start,
+            stop=copied.stop,
+            chunk_size=self._want.chunk_size,
+            size=self._size,
+            chunks=tuple(self._chunks[number] for number in range(index)),
+        )
+        await self._finish(content)
+
+    async def _effect(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._port.effect(name, work)
+
+    async def _room(self) -> None:
+        """Wait until there is room in memory for another piece."""
+        self._pressed = self._port.clock()
+        while len(self._todo) >= WAITING and self._failed is None:
+            await self._port.pause(1.0, f"room-{self.nonce}")
+        self._pressed = None
+
+    async def _packed(self) -> None:
+        """Wait until the workers have ended."""
+        if self._failed is None:
+            self._read_out = True
+        self._port.wake(f"piece-{self.nonce}")
+        while self._workers:
+            await self._port.pause(1.0, f"attempt-{self.nonce}")
+
+    async def _pack_all(self) -> None:
+        """One worker: pieces from the reader's hand into the host's."""
+        while self._failed is None:
+            if not self._todo:
+                if self._read_all:
+                    break
+                await self._port.pause(1.0, f"piece-{self.nonce}")
+                continue
+            index, plain = self._todo.pop(0)
+            self._port.wake(f"room-{self.nonce}")
+            try:
+                chunk, sealed = await self._pack(index, plain)
+            except BadKey as error:
+                self.stop(f"the backup's key is none: {error}", final=True)
+                break
+            del plain
+            self._progress()
+            if await self._until_done("guest.store", Store(self.nonce, chunk), sealed):
+                self._chunks[index] = chunk
+            del sealed
+        self._workers -= 1
+        self._port.wake(f"piece-{self.nonce}")
+        self._port.wake(f"attempt-{self.nonce}")
+
+    async def _pack(self, index: int, plain: bytes) -> tuple[Chunk, bytes]:
+        recipient = self._want.recipient
+        return await self._effect("guest.pack", lambda: self._threads(make_chunk, index, plain, recipient))
+
+    async def _finish(self, content: Content) -> None:
+        await self._until_done("guest.finish", Finish(self.nonce, content), b"")
+
+    async def _until_done(self, name: str, request: Request, blob: bytes) -> bool:
+        """Ask again while the store cannot; how long that may go on is the phase's limit."""
+        tries = 0
+        while self._failed is None:
+            answer = await self._say(name, request, blob)
+            match answer:
+                case Done(stop):
+                    if stop is not None:
+                        self.stop(stop)
+                        return False
+                    self._progress()
+                    return True
+                case Refused(_, reason):
+                    self.drop(reason)
+                    return False
+                case NotNow(_, reason, seconds):
+                    tries += 1
+                    log.info("not now", what=name, reason=reason)
+                    wait = max(seconds, backoff(tries, 0.5, 30.0))
+                    await self._port.pause(wait, f"attempt-{self.nonce}")
+                case _:
+                    self.stop(f"the host answered {type(answer).__name__}")
+        return False
+
+    # --- whether it lives
+
+    def _progress(self) -> None:
+        self._moved = self._port.clock()
+
+    async def _renew_forever(self) -> None:
+        """The only place that says how it is, and that ends what hangs."""
+        while not self._ended:
+            await self._look_at_tool()
+            self._judge()
+            if self._failed is not None:
+                # The tool first: whoever reads from it is waiting.
+                await self._close()
+                return
+            idle = self._port.clock() - self._moved
+            word = Renew(self._want.backup_id, self.nonce, self._phase.value, self._size, idle)
+            match await self._say("guest.renew", word):
+                case Done(stop) if stop is not None:
+                    self.stop(stop)
+                    continue
+                case Refused(_, reason):
+                    self.drop(reason)
+                    continue
+                case _:
+                    pass
+            await self._port.pause(RENEW, f"renew-{self.nonce}")
+
+    async def _look_at_tool(self) -> None:
+        copy = self._copy
+        if copy is None or self._closed or self._read_out:
+            return
+        try:
+            phase, number = await self._effect("guest.progress", copy.look)
+        except (DatastoreError, OSError):
+            return
+        if number != self._number:
+            self._number = number
+            self._progress()
+        self._tool_phase = phase
+
+    def _judge(self) -> None:
+        now = self._port.clock()
+        pressed = self._pressed is not None and now - self._pressed >= PRESSED
+        phase = Phase.UPLOADING if pressed or self._read_out else self._tool_phase
+        if phase is not self._phase:
+            self._phase = phase
+            self._progress()
+        limit = self._want.stalls.get(phase.value, STALLS[phase])
+        if now - self._moved >= limit:
+            self.stop(f"nothing moved for {limit:.0f} s ({_WAITS[phase]})")
+
+
+_WAITS: Final = {
+    Phase.STARTING: "the server did not begin a backup",
+    Phase.COPYING: "no data came from the server",
+    Phase.FINISHING: "the server did not end the backup",
+    Phase.UPLOADING: "the blob store took no piece",
+}

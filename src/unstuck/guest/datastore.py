@@ -1,0 +1,115 @@
+"""What an agent needs of a datastore, whichever it is: the loops are the same for all of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from unstuck.core.backup.content import Content, Position
+from unstuck.core.backup.content import Datastore as Source
+from unstuck.core.backup.data import Phase
+from unstuck.core.instance.guest import Sight
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.want import DatabaseWant
+
+
+class DatastoreError(Exception):
+    """It could not be done. ``final``: no repetition can help."""
+
+    def __init__(self, reason: str, remedy: str = "none: it is tried again by itself", *, final: bool = False,
+                 code: str = "effect-failed") -> None:  # fmt: skip
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.final = final
+        self.code = code
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look: what the planner needs, and what is only told. Sizes in bytes."""
+
+    sight: Sight
+    root_enabled: bool = False
+    used: int = 0
+    size: int = 0
+    facts: dict[str, str] = {}
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy that is whole consists of."""
+
+    datastore: Source
+    system_identifier: str
+    start: Position
+    stop: Position
+
+
+class Copy(Protocol):
+    """A base backup that is being made by a tool, on a leash."""
+
+    async def read(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`."""
+        ...
+
+    async def look(self) -> tuple[Phase, int]:
+        """What it does, and a number that changes whenever it has worked (even with no bytes to show)."""
+        ...
+
+    async def finish(self) -> Copied:
+        """Once it has ended: whether it is whole. Raises :class:`DatastoreError`."""
+        ...
+
+    async def close(self) -> None:
+        """End the tool and what it holds in the server. It may have ended."""
+        ...
+
+
+class Receiver(Protocol):
+    """Data that is being restored, under a temporary name."""
+
+    async def write(self, data: bytes) -> None:
+        """Raises :class:`DatastoreError`."""
+        ...
+
+    async def unpacked(self) -> None:
+        """All was written: whether it is all that was backed up. Raises :class:`DatastoreError`."""
+        ...
+
+    async def prove(self) -> None:
+        """Whether a server comes up on it, with the right data at the right position."""
+        ...
+
+    async def publish(self) -> None:
+        """From now on it is the instance's data."""
+        ...
+
+    async def close(self) -> None:
+        """End what it started."""
+        ...
+
+
+class Datastore(Protocol):
+    """One database on its volume. Every call ends within a deadline of its own and may be repeated."""
+
+    async def look(self, want: DatabaseWant | None) -> Look: ...
+
+    async def init(self, want: DatabaseWant) -> None: ...
+
+    async def start(self, want: DatabaseWant) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def apply(self, want: DatabaseWant) -> None: ...
+
+    async def reconfigure(self, want: DatabaseWant) -> None: ...
+
+    async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer: ...
+
+    async def copy(self, nonce: str) -> Copy: ...
+
+    async def receive(self, want: DatabaseWant, content: Content) -> Receiver: ...
+
+    async def sweep(self, nonce: str | None) -> None:
+        """Remove what other attempts than this left in the running server."""
+        ...

@@ -1,0 +1,1 @@
+"""Datastores that a guest can hold."""

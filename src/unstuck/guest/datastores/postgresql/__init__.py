@@ -1,0 +1,1 @@
+"""PostgreSQL, by its own tools and over its own socket."""

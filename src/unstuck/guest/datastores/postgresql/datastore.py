@@ -1,0 +1,324 @@
+"""PostgreSQL as the agent's loops see it: looks and effects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import psycopg
+
+from unstuck.core.backup.content import Content
+from unstuck.core.instance.guest import Config, Sight
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
+from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.want import DatabaseWant
+from unstuck.core.server.data import Thing
+from unstuck.guest.datastore import DatastoreError, Look
+from unstuck.guest.datastores.postgresql import config, names, owners, requests
+from unstuck.guest.datastores.postgresql.base import BaseCopy, drop_slots
+from unstuck.guest.datastores.postgresql.config import ADMIN, Places
+from unstuck.guest.datastores.postgresql.receive import Unpacking
+from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
+from unstuck.guest.datastores.postgresql.session import (
+    Connection,
+    Mute,
+    Sessions,
+    StartingUp,
+    first_line,
+)
+from unstuck.guest.tools import ToolFailed, Tools, run
+from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
+from unstuck.runtime.files import write_whole
+
+T = TypeVar("T")
+
+LOOK: Final = 3.0
+"""Seconds for an answer about how the server is."""
+CALL: Final = 30.0
+INIT: Final = 600.0
+"""Seconds for initdb; on an emulated machine it took almost one minute."""
+LATELY: Final = 600.0
+
+
+class PostgreSQL:
+    """One database on one volume. ``on_event`` is called when the server ends."""
+
+    def __init__(
+        self, volume: Volume, places: Places, programs: Path, tools: Tools,
+        clock: Callable[[], float], on_event: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.volume = volume
+        self.places = places
+        self.programs = programs
+        self.tools = tools
+        self._clock = clock
+        self.sessions = Sessions(places.sockets)
+        self._server = Server(places, programs, tools, on_event)
+        self._starts: list[float] = []
+        self._starts_of = -1
+        self._own_settings = True
+        self._refused = ""
+
+    @property
+    def _log(self) -> Path:
+        return self.volume.log / "postgresql.log"
+
+    # --- looking
+
+    async def look(self, want: DatabaseWant | None) -> Look:
+        found = self.volume.look(want.generation) if want is not None else Found(Thing.UNKNOWN)
+        size, used = 0, 0
+        with contextlib.suppress(OSError):
+            free, size = self.volume.space()
+            used = size - free
+            rotate(self._log, LOG_MOST)
+        try:
+            living = self._server.find()
+        except OSError as error:
+            sight = Sight(
+                data=found.data, server=ServerState.UNCLEAR, foreign=found.foreign, reason=str(error)
+            )
+            return Look(sight=sight, used=used, size=size)
+        if isinstance(living, ServerState):
+            ended = living is ServerState.CRASHED or self._lately(want) > 0
+            reason = found.reason or (last_error(self._log) if ended else "")
+            sight = self._sight(want, found, living, 0, reason=reason)
+            return Look(sight=sight, used=used, size=size)
+        return await self._ask_how(want, found, living, used, size)
+
+    async def _ask_how(
+        self, want: DatabaseWant | None, found: Found, living: Living, used: int, size: int
+    ) -> Look:
+        state, reason, root, level = ServerState.UP, found.reason, False, Config.UNKNOWN
+        facts: dict[str, str] = {}
+        try:
+            facts, root, level = await self.sessions.run(living.port, lambda c: self._told(c, want), LOOK)
+        except StartingUp as error:
+            state, reason = ServerState.STARTING, str(error)
+        except Mute as error:
+            state = ServerState.STARTING if living.word in ("starting", "stopping") else ServerState.UNCLEAR
+            reason = str(error)
+        except psycopg.Error as error:  # it answered
+            reason = first_line(error)
+        sight = self._sight(want, found, state, living.restart, config=level, reason=reason)
+        return Look(sight=sight, root_enabled=root, used=used, size=size, facts=facts)
+
+    def _sight(
+        self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
+        *, config: Config = Config.UNKNOWN, reason: str = "",
+    ) -> Sight:  # fmt: skip
+        return Sight(
+            data=found.data,
+            server=state,
+            foreign=found.foreign,
+            restart=restart,
+            applied=found.marker is not None and found.marker.applied,
+            config=config,
+            starts=self._lately(want),
+            reason=reason,
+        )
+
+    def _lately(self, want: DatabaseWant | None) -> int:
+        """Starts that did not last. Another restart number is somebody's wish: it counts from nothing."""
+        if want is None or want.restart != self._starts_of:
+            return 0
+        return len([at for at in self._starts if at > self._clock() - LATELY])
+
+    def _told(self, connection: Connection, want: DatabaseWant | None) -> tuple[dict[str, str], bool, Config]:
+        row = connection.execute(
+            "SELECT current_setting('server_version'), (SELECT system_identifier::text FROM"
+            " pg_control_system()), current_setting('unstuck.config', true), EXISTS (SELECT 1 FROM pg_roles"
+            " WHERE rolname = %s AND rolcanlogin), (SELECT string_agg(name, ', ' ORDER BY name) FROM"
+            " pg_settings WHERE pending_restart)",
+            [names.ROOT],
+        ).fetchone()
+        assert row is not None
+        version, identifier, digest, root, pending = row
+        facts = {"server_version": str(version).split(" ")[0], "system_identifier": str(identifier)}
+        if pending:
+            facts["pending_restart"] = str(pending)
+        if self._refused:
+            facts["settings_refused"] = self._refused
+        if want is None:
+            return facts, bool(root), Config.UNKNOWN
+        if digest != self._files(want).digest:
+            return facts, bool(root), Config.OLD
+        return facts, bool(root), Config.PENDING if pending else Config.CURRENT
+
+    # --- effects
+
+    async def init(self, want: DatabaseWant) -> None:
+        """Make empty data, whole or not at all."""
+        await self.clear()
+        making = self.volume.begin()
+        places = self._at(making)
+        try:
+            await run(self.tools, [
+                str(self.programs / "initdb"), "-D", str(places.data), "-U", ADMIN, "-E", "UTF8",
+                "--locale=C.UTF-8", "--data-checksums", "--allow-group-access", "-A", "peer",
+            ], INIT)  # fmt: skip
+        except ToolFailed as error:
+            raise DatastoreError(f"the data could not be made: {error}") from error
+        await self.dress(making, want)
+        self.volume.publish(self.marker(want))
+
+    def marker(self, want: DatabaseWant) -> Marker:
+        return Marker(FORMAT, want.generation, want.datastore, want.version)
+
+    def _at(self, root: Path) -> Places:
+        return Places(root, self.places.sockets, self.places.users)
+
+    async def clear(self) -> None:
+        """Remove what is half made, as those who made it."""
+        if not self.volume.making.exists():
+            return
+        await self._as_owner(["find", str(self.volume.making), "-mindepth", "1", "-delete"])
+        await asyncio.to_thread(shutil.rmtree, self.volume.making)
+
+    async def _as_owner(self, command: list[str]) -> None:
+        # What belongs to the other user stays for the second step, which says what is wrong.
+        with contextlib.suppress(ToolFailed):
+            await run(self.tools, command, CALL * 4)
+
+    async def dress(self, root: Path, want: DatabaseWant) -> None:
+        """What lies beside the data: a certificate of its own, and the configuration's folder."""
+        tls = root / "tls"
+        subject = f"/CN={re.sub(r'[^A-Za-z0-9.-]', '-', want.instance_id)[:64] or 'database'}"
+        try:
+            await run(self.tools, ["mkdir", "-p", "-m", "0700", str(tls)], CALL)
+            await run(self.tools, [
+                "openssl", "req", "-new", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt",
+                "ec_paramgen_curve:prime256v1", "-days", "3650", "-subj", subject,
+                "-keyout", str(tls / "server.key"), "-out", str(tls / "server.crt"),
+            ], CALL)  # fmt: skip
+            await run(self.tools, ["sync", str(tls / "server.key"), str(tls / "server.crt"), str(tls)], CALL)
+        except ToolFailed as error:
+            raise DatastoreError(f"the certificate could not be made: {error}") from error
+        (root / "conf").mkdir(exist_ok=True)
+        (root / "conf").chmod(0o2750)
+
+    def write_clients(self, root: Path, want: DatabaseWant) -> None:
+        """Who may come in, of the configuration in this folder."""
+        made = self._files(want)
+        write_whole(root / "conf" / "pg_hba.conf", made.hba.encode(), mode=0o640)
+        write_whole(root / "conf" / "pg_ident.conf", made.ident.encode(), mode=0o640)
+
+    def _files(self, want: DatabaseWant) -> config.Files:
+        return config.files(want, self.places, own=self._own_settings)
+
+    async def _configure(self, want: DatabaseWant) -> None:
+        """Write it, after PostgreSQL itself has read it: one bad value would keep the server down."""
+        self._own_settings, self._refused = True, config.refused(want.settings) or ""
+        conf = self.places.conf
+        for own in (True, False):
+            self._own_settings = own
+            made = self._files(want)
+            self.write_clients(self.places.database, want)
+            trial = conf / "trial.conf"
+            write_whole(trial, made.settings.encode(), mode=0o640, durable=False)
+            try:
+                await run(self.tools, [
+                    str(self.programs / "postgres"), "-D", str(self.places.data),
+                    "-c", f"config_file={trial}", "-C", "shared_buffers",
+                ], CALL)  # fmt: skip
+            except ToolFailed as error:
+                if not own or not want.settings:
+                    raise DatastoreError(f"the configuration is refused: {error}") from error
+                self._refused = str(error)[:300]
+                continue
+            trial.rename(conf / "postgresql.conf")
+            return
+
+    async def start(self, want: DatabaseWant) -> None:
+        if want.restart != self._starts_of:
+            self._starts, self._starts_of = [], want.restart
+        self._starts = [*self._starts[-20:], self._clock()]
+        await self._configure(want)
+        await self._server.start(want.restart, self._log)
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    async def reconfigure(self, want: DatabaseWant) -> None:
+        """Whatever a running server can take; the rest is pending until its next start."""
+        await self._configure(want)
+        await self._server.reload()
+        end = self._clock() + CALL
+        digest = self._files(want).digest
+        while self._clock() < end:
+            if await self.call(_digest, CALL) == digest:
+                return
+            await asyncio.sleep(0.05)
+        raise DatastoreError("the server did not take its new configuration", "see the database's log")
+
+    async def apply(self, want: DatabaseWant) -> None:
+        """The initial databases and users, whichever of them are not there yet."""
+
+        def work(connection: Connection) -> None:
+            owners.harden(connection)
+            for database in want.origin.databases:
+                failed(names.bad_database(database.name, "databases"))
+                if owners.owner_of(connection, database.name) is None:
+                    failed(requests.create_databases(connection, (database,)))
+            for user in want.origin.users:
+                failed(names.bad_wanted_user(user))
+                if not owners.has_role(connection, user.name):
+                    failed(requests.create_users(connection, (user,)))
+
+        try:
+            await self.call(work, INIT)
+        except psycopg.Error as error:
+            raise DatastoreError(first_line(error)) from error
+        found = self.volume.look(want.generation)
+        if found.marker is not None:
+            self.volume.mark(Marker(FORMAT, want.generation, want.datastore, want.version, applied=True))
+
+    async def call(self, work: Callable[[Connection], T], seconds: float) -> T:
+        living = self._server.find()
+        if not isinstance(living, Living):
+            raise DatastoreError("the server does not run")
+        try:
+            return await self.sessions.run(living.port, work, seconds)
+        except (Mute, StartingUp) as error:
+            raise DatastoreError(f"the server does not answer: {error}") from error
+
+    async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
+        try:
+            return await self.call(lambda connection: requests.answer(connection, request), seconds)
+        except DatastoreError as error:
+            return Failed("unready", error.reason)
+        except (psycopg.Error, OSError) as error:
+            return Failed("unready", first_line(error))
+
+    # --- backups and restores
+
+    async def copy(self, nonce: str) -> BaseCopy:
+        living = self._server.find()
+        if not isinstance(living, Living):
+            raise DatastoreError("the server does not run")
+        return await BaseCopy.begin(self, self.tools, self.programs, self.places, living, nonce)
+
+    async def receive(self, want: DatabaseWant, content: Content) -> Unpacking:
+        await self.clear()
+        return await Unpacking.begin(self, want, content)
+
+    async def sweep(self, nonce: str | None) -> None:
+        """Remove slots of other attempts than this one: a slot never outlives its attempt."""
+        await self.call(lambda connection: drop_slots(connection, keep=nonce), CALL)
+
+
+def _digest(connection: Connection) -> str:
+    row = connection.execute("SELECT current_setting('unstuck.config', true)").fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def failed(answer: DatabaseAnswer | None) -> None:
+    """An initial database or user that cannot be made will not be by trying again."""
+    if isinstance(answer, Failed):
+        raise DatastoreError(f"{answer.field}: {answer.message}".lstrip(": "),
+                             "delete the instance and create it without that", final=True)  # fmt: skip

@@ -1,0 +1,231 @@
+"""A base backup that becomes an instance's data: unpacked aside, checked, run once, and only then renamed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+import psycopg
+
+from unstuck.core.backup.content import Content
+from unstuck.core.instance.want import DatabaseWant
+from unstuck.guest.datastore import DatastoreError
+from unstuck.guest.datastores.postgresql.server import FAST, last_error, offspring, parent_of
+from unstuck.guest.datastores.postgresql.session import Connection, Mute, StartingUp, first_line
+from unstuck.guest.datastores.postgresql.tape import position_number
+from unstuck.guest.tools import Child, ToolFailed, last_words, run
+
+if TYPE_CHECKING:
+    from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
+
+PORT: Final = 1
+"""The trial server's: it names its socket only, the trial listens nowhere else."""
+SPARE: Final = 64 << 20
+"""Bytes beside the data that a server needs for its first steps."""
+VERIFY: Final = 6 * 3600.0
+RECOVERY: Final = 3600.0
+REMEDY: Final = "restore another backup into a new instance"
+_DAMAGED: Final = 3
+
+
+def damaged(reason: str) -> DatastoreError:
+    return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
+
+
+class Unpacking:
+    """One restore. Cut off anywhere, the next begins anew."""
+
+    def __init__(self, datastore: PostgreSQL, want: DatabaseWant, content: Content, making: Path) -> None:
+        self._datastore = datastore
+        self._want = want
+        self._content = content
+        self._making = making
+        self._thread = ThreadPoolExecutor(1, "unpack")
+        self._pipe = -1
+        self._child: Child | None = None
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+
+    @property
+    def _data(self) -> Path:
+        return self._making / "pg"
+
+    @classmethod
+    async def begin(cls, datastore: PostgreSQL, want: DatabaseWant, content: Content) -> Unpacking:
+        found, major = content.datastore, want.version.split(".")[0]
+        if found.type != want.datastore or found.version.split(".")[0] != major:
+            reason = (
+                f"the backup is of {found.type} {found.version}, the instance is {want.datastore} {major}"
+            )
+            raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
+        free, _ = datastore.volume.space()
+        if content.size + SPARE > free:
+            need = (content.size + SPARE) >> 20
+            raise DatastoreError(f"the backup needs {need} MiB and the volume has {free >> 20} MiB free",
+                                 "resize the instance's volume", code="volume-full")  # fmt: skip
+        made = cls(datastore, want, content, datastore.volume.begin())
+        try:
+            await made._start()
+        except ToolFailed as error:
+            await made.close()
+            raise DatastoreError(str(error)) from error
+        return made
+
+    async def _start(self) -> None:
+        text = Path(__file__).with_name("unpack.py").read_text()
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        self._pipe = writing
+        try:
+            self._child = await self._datastore.tools.start(
+                [sys.executable, "-I", "-S", "-c", text, str(self._data)],
+                stdin=reading, stderr=self._words.fileno(),
+            )  # fmt: skip
+        finally:
+            os.close(reading)
+
+    async def write(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, _write_all, self._pipe, data)
+        except BrokenPipeError:
+            await self._ended()
+            raise damaged("more follows its end") from None
+
+    async def _ended(self) -> None:
+        """Raise what the unpacking tool ended with, if it was not well."""
+        assert self._child is not None
+        code = await self._child.wait()
+        if code == 0:
+            return
+        words = last_words(self._words.fileno())[:300] or "no word of why"
+        if code == _DAMAGED:
+            raise damaged(words.removeprefix("damaged: "))
+        raise DatastoreError(f"the backup cannot be unpacked: {words}", "resize the instance's volume",
+                             code="volume-full" if "No space" in words else "effect-failed")  # fmt: skip
+
+    async def unpacked(self) -> None:
+        """Every file as the manifest in it says, with a digest each; the log from start to stop."""
+        os.close(self._pipe)
+        self._pipe = -1
+        await self._ended()
+        programs = self._datastore.programs
+        try:
+            await run(
+                self._datastore.tools, [str(programs / "pg_verifybackup"), "-q", str(self._data)], VERIFY
+            )
+        except ToolFailed as error:
+            raise damaged(str(error)) from error
+        # Settings of whoever made the backup have no say here, not even in the trial.
+        for name in ("postgresql.auto.conf", "standby.signal", "recovery.signal", "postmaster.pid"):
+            await self._tool(["rm", "-f", str(self._data / name)], 30)
+
+    async def _tool(self, command: list[str], seconds: float) -> None:
+        try:
+            await run(self._datastore.tools, command, seconds)
+        except ToolFailed as error:
+            raise DatastoreError(str(error)) from error
+
+    async def prove(self) -> None:
+        """Run a server on it, for nobody but us, until it is consistent; then ask whose data it is."""
+        await self._datastore.dress(self._making, self._want)
+        programs, log = self._datastore.programs, tempfile.TemporaryFile()  # noqa: SIM115
+        options = {
+            "listen_addresses": "", "unix_socket_directories": str(self._datastore.places.sockets),
+            "port": str(PORT), "hba_file": str(self._making / "conf" / "pg_hba.conf"),
+            "ident_file": str(self._making / "conf" / "pg_ident.conf"), "archive_mode": "off",
+            "logging_collector": "off", "autovacuum": "off", "restore_command": "",
+            "shared_preload_libraries": "", "wal_level": "replica",
+        }  # fmt: skip
+        self._datastore.write_clients(self._making, self._want)
+        command = [str(programs / "postgres"), "-D", str(self._data)]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        with log:
+            child = await self._datastore.tools.start(command, stdout=log.fileno(), stderr=log.fileno())
+            try:
+                await self._judge(child, log.fileno())
+            finally:
+                child.cut()
+                await child.wait()
+        await self._tool(["rm", "-f", str(self._data / "postmaster.pid")], 30)
+        await self._tool([str(programs / "initdb"), "--sync-only", "-D", str(self._data)], RECOVERY)
+
+    async def _judge(self, child: Child, log: int) -> None:
+        identifier, timeline, position = await self._recovered(child, log)
+        content = self._content
+        if identifier != content.system_identifier:
+            raise damaged(f"it is of system {identifier}, not {content.system_identifier}")
+        if timeline != content.stop.timeline or position < position_number(content.stop.lsn):
+            raise damaged(f"its log ends before {content.stop.lsn}")
+        try:
+            await self._datastore.sessions.run(PORT, _checkpoint, RECOVERY)
+        except (Mute, StartingUp, psycopg.Error) as error:
+            raise DatastoreError(f"the restored server does not answer: {first_line(error)}") from error
+        await self._end(child)
+
+    async def _end(self, child: Child) -> None:
+        """In order, so that its first start as the instance's server has nothing to recover."""
+        for process in offspring(child.pid):
+            if parent_of(process.pid) == child.pid:
+                await self._datastore.tools.signal(process, signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAST):
+                await child.wait()
+
+    async def _recovered(self, child: Child, log: int) -> tuple[str, int, int]:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.ensure_future(child.wait())
+        end = loop.time() + RECOVERY
+        while loop.time() < end:
+            if ended.done():
+                raise damaged(f"no server comes up on it: {_error_in(log)}")
+            try:
+                return await self._datastore.sessions.run(PORT, _told, 10.0)
+            except (Mute, StartingUp, psycopg.OperationalError):
+                await asyncio.wait([ended], timeout=0.1)
+            except psycopg.Error as error:
+                raise damaged(first_line(error)) from error
+        raise DatastoreError(f"the restored server was not consistent within {RECOVERY:.0f} s", REMEDY)
+
+    async def publish(self) -> None:
+        self._datastore.volume.publish(self._datastore.marker(self._want))
+
+    async def close(self) -> None:
+        if self._child is not None:
+            self._child.cut()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        if self._child is not None:
+            await self._child.wait()
+        self._words.close()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _told(connection: Connection) -> tuple[str, int, int]:
+    row = connection.execute(
+        "SELECT system_identifier::text, timeline_id, pg_current_wal_lsn()::text"
+        " FROM pg_control_system(), pg_control_checkpoint()"
+    ).fetchone()
+    assert row is not None
+    return str(row[0]), int(row[1]), position_number(str(row[2]))
+
+
+def _checkpoint(connection: Connection) -> None:
+    connection.execute("CHECKPOINT")
+
+
+def _error_in(log: int) -> str:
+    return last_error(Path(f"/proc/self/fd/{log}"))

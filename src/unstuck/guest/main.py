@@ -1,0 +1,102 @@
+"""The guest agent's process. It may die at any moment; its database does not notice."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import pwd
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from unstuck.guest.agent import Agent
+from unstuck.guest.control import GuestControl
+from unstuck.guest.datastores.postgresql.config import Places
+from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
+from unstuck.guest.tools import DirectTools, Tools
+from unstuck.guest.volume import Volume
+from unstuck.guest.wire import Superseded
+from unstuck.runtime import logs
+from unstuck.runtime.barriers import Barriers
+from unstuck.runtime.port import EXIT_SUPERSEDED, AsyncPort
+
+EXIT_PLACES: Final = 78
+
+log = structlog.get_logger(__name__)
+
+
+class Settings(argparse.Namespace):
+    """Where things are in this guest."""
+
+    volume: Path
+    run: Path
+    programs: Path | None
+    user: str
+    mounted: bool
+
+
+def newest_programs() -> Path | None:
+    """The folder of Debian's newest PostgreSQL server."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    newest = sorted(found, key=lambda path: int(path.parts[-3]) if path.parts[-3].isdigit() else 0)
+    return newest[-1].parent if newest else None
+
+
+def postgresql(settings: Settings, tools: Tools, port: AsyncPort) -> PostgreSQL:
+    """The datastore on its volume. Raises :class:`OSError`."""
+    programs = settings.programs or newest_programs()
+    if programs is None:
+        raise FileNotFoundError("no PostgreSQL server is installed")
+    volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
+    volume.prepare()
+    sockets = settings.run / "pg"
+    sockets.mkdir(mode=0o770, parents=True, exist_ok=True)
+    group = pwd.getpwnam(tools.user).pw_gid
+    if sockets.stat().st_gid != group:
+        os.chown(sockets, -1, group)
+    if sockets.stat().st_mode & 0o7777 != 0o2770:
+        sockets.chmod(0o2770)
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    places = Places(volume.database, sockets, (me, tools.user))
+    return PostgreSQL(volume, places, programs, tools, port.clock, lambda: port.wake("look"))
+
+
+async def work(control: GuestControl, settings: Settings, tools: Tools) -> int:
+    """Run one process of the agent; its exit code."""
+    port = AsyncPort(Barriers.from_environment(settings.run), {Superseded: EXIT_SUPERSEDED})
+    datastore = postgresql(settings, tools, port)
+    agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
+    log.info("guest agent starts", volume=str(settings.volume))
+    code = await port.run({"agent": agent.run()})
+    log.info("guest agent ends; the database goes on running")
+    return code
+
+
+def parse(argv: list[str] | None) -> Settings:
+    parser = argparse.ArgumentParser(prog="unstuck-guest", description="The agent of a database's guest.")
+    parser.add_argument("--volume", type=Path, default=Path("/var/lib/unstuck"), help="the data's volume")
+    parser.add_argument("--run", type=Path, default=Path("/run/unstuck"), help="for sockets")
+    parser.add_argument("--channel", type=Path, default=Path("/run/unstuck-host/guest.sock"))
+    parser.add_argument("--programs", type=Path, default=None, help="folder of the datastore's programs")
+    parser.add_argument("--user", default="postgres", help="the datastore's user, where there is the choice")
+    parser.add_argument("--mounted", action="store_true", help="the volume has to be a mount point")
+    return parser.parse_args(argv, Settings())
+
+
+def run(control: Any, settings: Settings, tools: Tools | None = None) -> int:
+    """With this channel to the host; never returns before the process is to end."""
+    os.umask(0o027)
+    try:
+        code = asyncio.run(work(control, settings, tools or DirectTools(settings.user)))
+    except OSError as error:
+        logs.refuse("guest", "guest agent cannot start", str(error))
+        code = EXIT_PLACES
+    sys.stdout.flush()
+    return code

@@ -1,0 +1,158 @@
+"""Making an instance's data out of a backup, piece by piece. It fails closed (law 3): nothing is the
+instance's data before all of it was checked, and what does not fit is never made up for by an empty database.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from unstuck.blobs.chunks import Damaged, open_chunk
+from unstuck.core.backup.content import Content
+from unstuck.core.instance.guestwire import (
+    AskRestore,
+    Done,
+    Fetch,
+    NotNow,
+    Refused,
+    Request,
+    Response,
+    Restore,
+)
+from unstuck.core.instance.want import DatabaseWant
+from unstuck.core.port import Port
+from unstuck.core.time import backoff
+from unstuck.guest.control import Away, GuestControl
+from unstuck.guest.datastore import Datastore, DatastoreError, Receiver
+from unstuck.guest.wire import Threads, ask
+
+AHEAD: Final = 2
+"""Pieces that are fetched while another is written."""
+REMEDY: Final = "restore another backup into a new instance"
+
+log = structlog.get_logger(__name__)
+
+Moved = Callable[[int, int, str], None]
+"""Bytes done, bytes in all, and what is waited for."""
+
+
+async def restore(
+    port: Port,
+    control: GuestControl,
+    datastore: Datastore,
+    want: DatabaseWant,
+    threads: Threads,
+    moved: Moved,
+) -> None:
+    """From its first piece to the instance's data. Raises :class:`DatastoreError`."""
+    run = _Restoring(port, control, threads, moved)
+    granted = await run.say("guest.ask-restore", AskRestore())
+    if not isinstance(granted, Restore):
+        raise DatastoreError("the host answered with something else", REMEDY)
+    content = granted.content
+    _check(content)
+    receiver = await port.effect("guest.receive", lambda: datastore.receive(want, content))
+    try:
+        await run.fill(receiver, content, granted.identity)
+        await port.effect("guest.unpacked", receiver.unpacked)
+        await port.effect("guest.prove", receiver.prove)
+        await port.effect("guest.publish", receiver.publish)
+    finally:
+        run.over = True
+        await port.effect("guest.receive-close", receiver.close)
+
+
+def damaged(reason: str) -> DatastoreError:
+    return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
+
+
+def _check(content: Content) -> None:
+    if [chunk.index for chunk in content.chunks] != list(range(len(content.chunks))):
+        raise damaged("its pieces do not follow one another")
+    if not content.chunks or sum(chunk.length for chunk in content.chunks) != content.size:
+        raise damaged("its pieces are not its size")
+
+
+class _Restoring:
+    def __init__(self, port: Port, control: GuestControl, threads: Threads, moved: Moved) -> None:
+        self._port = port
+        self._control = control
+        self._threads = threads
+        self._moved = moved
+        self._key = f"restore-{port.nonce()}"
+        self._next = 0
+        self._written = 0
+        self._plain: dict[int, bytes] = {}
+        self._error: DatastoreError | None = None
+        self._done = 0
+        self._total = 0
+        self.over = False
+
+    async def say(self, name: str, request: Request) -> Response:
+        answer, _ = await self._ask(name, request)
+        return answer
+
+    async def _ask(self, name: str, request: Request) -> tuple[Response, bytes]:
+        """Until there is an answer: an outage delays a restore, and does not begin it anew."""
+        tries = 0
+        while True:
+            try:
+                answer, blob = await self._port.effect(name, lambda: ask(self._control, request))
+            except Away as error:
+                answer, blob = NotNow("unreachable", str(error)), b""
+            if isinstance(answer, Refused):
+                raise DatastoreError(f"the backup cannot be had: {answer.reason}", REMEDY, final=True,
+                                     code="backup-refused")  # fmt: skip
+            if not isinstance(answer, NotNow):
+                self._moved(self._done, self._total, "")
+                return answer, blob
+            if self.over or self._error is not None:
+                raise DatastoreError("it is over")
+            tries += 1
+            self._moved(self._done, self._total, answer.reason)
+            wait = max(answer.seconds, backoff(tries, 0.5, 30.0))
+            await self._port.pause(wait, self._key)
+
+    async def fill(self, receiver: Receiver, content: Content, identity: str) -> None:
+        """Write all pieces in their order, while the next ones come."""
+        self._total = content.size
+        self._moved(0, self._total, "")
+        for number in range(AHEAD):
+            self._port.spawn("fetching", self._fetch_all(content, identity, number))
+        for chunk in content.chunks:
+            while chunk.index not in self._plain:
+                if self._error is not None:
+                    raise self._error
+                await self._port.pause(1.0, f"{self._key}-piece")
+            plain = self._plain.pop(chunk.index)
+            await self._port.effect("guest.unpack", functools.partial(receiver.write, plain))
+            self._done += len(plain)
+            self._written += 1
+            self._moved(self._done, self._total, "")
+            for number in range(AHEAD):
+                self._port.wake(f"{self._key}-{number}")
+
+    async def _fetch_all(self, content: Content, identity: str, number: int) -> None:
+        while not self.over and self._error is None and self._next < len(content.chunks):
+            if self._next > self._written + AHEAD:
+                await self._port.pause(1.0, f"{self._key}-{number}")
+                continue
+            chunk = content.chunks[self._next]
+            self._next += 1
+            try:
+                answer, sealed = await self._ask("guest.fetch", Fetch(chunk.index))
+                if not isinstance(answer, Done):
+                    raise damaged(f"the host has no piece {chunk.index}")
+                self._plain[chunk.index] = await self._port.effect(
+                    "guest.open", functools.partial(self._threads, open_chunk, chunk, sealed, identity)
+                )
+            except Damaged as error:
+                self._error = damaged(str(error))
+            except DatastoreError as error:
+                reason = f"piece {chunk.index}: {error.reason}"
+                named = DatastoreError(reason, error.remedy, final=error.final, code=error.code)
+                self._error = self._error or named
+            self._port.wake(f"{self._key}-piece")

@@ -1,0 +1,209 @@
+"""A database's guest for tests: a volume, a host, and agents that come and go as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.guest.host_double import Host, Served, wait_for
+from tests.postgres import programs
+from unstuck.blobs.age import new_identity, recipient_of
+from unstuck.blobs.chunks import prefix_of
+from unstuck.blobs.objects import FolderObjects
+from unstuck.core.backup.content import Content
+from unstuck.core.instance.scram import verifier
+from unstuck.core.instance.view import DatabaseView, GuestStep
+from unstuck.core.instance.want import BackupWant, DatabaseWant, Origin, WantedUser
+from unstuck.core.server.data import Thing
+from unstuck.runtime.processes import stopped
+
+PASSWORD = "correct horse"
+VERIFIER = verifier(PASSWORD, salt=b"0123456789abcdef")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Guest:
+    """One volume with its host; agents run on it one after the other."""
+
+    def __init__(self, folder: Path, objects: FolderObjects, volume: Path | None = None) -> None:
+        self.folder = folder
+        self.volume = volume or folder / "volume"
+        self.volume.mkdir(exist_ok=True)
+        self.run = folder / "run"
+        self.run.mkdir(exist_ok=True)
+        for made in (folder, self.run):
+            made.chmod(0o755)
+        self.host = Host(objects)
+        self.socket = folder / "host.sock"
+        self.served = Served(self.host, self.socket)
+        self.log = folder / "agent.log"
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.keys: dict[str, str] = {}
+        self.port = free_port()
+
+    def want(self, **changes: Any) -> DatabaseWant:
+        found = programs()
+        assert found is not None
+        values: dict[str, Any] = {
+            "instance_id": "instance-1", "datastore": "postgresql", "version": found.parts[-2],
+            "generation": "generation-1", "data_recorded": False, "origin": Origin(), "port": self.port,
+            "cidrs": ("127.0.0.1/32",), "ram_mb": 256,
+        }  # fmt: skip
+        return DatabaseWant(**(values | changes))
+
+    def start(self, stop_at: str = "", *options: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"UNSTUCK_STOP_AT": stop_at, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "tests.guest.agent_process", self.socket,
+                 "--volume", self.volume, "--run", self.run, *options],
+                stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+        return self.agent
+
+    def kill(self) -> None:
+        assert self.agent is not None
+        self.agent.kill()
+        self.agent.wait(10)
+        self.agent = None
+
+    def stopped(self, seconds: float = 60.0) -> None:
+        """Wait until the agent stands at its barrier."""
+        assert self.agent is not None
+        agent = self.agent
+        wait_for(lambda: stopped(agent.pid) or agent.poll() is not None, seconds)
+        assert agent.poll() is None, self.log.read_text()
+
+    def view(self) -> DatabaseView:
+        assert self.host.view is not None
+        return self.host.view
+
+    def ready(self, seconds: float = 90.0) -> DatabaseView:
+        """Wait until all that is wanted is there."""
+        want = self.host.want
+        assert want is not None
+
+        def there() -> bool:
+            view = self.host.view
+            assert self.agent is None or self.agent.poll() is None, self.log.read_text()
+            return (
+                view is not None and view.step is GuestStep.READY and view.data is Thing.PRESENT
+                and view.generation == want.generation and view.restart == want.restart
+            )  # fmt: skip
+
+        try:
+            wait_for(there, seconds)
+        except AssertionError:
+            raise AssertionError(f"{self.host.view}\n{self.log.read_text()}\n{self.server_log()}") from None
+        return self.view()
+
+    def trouble(self, code: str, seconds: float = 60.0) -> DatabaseView:
+        def there() -> bool:
+            view = self.host.view
+            return view is not None and view.trouble is not None and view.trouble.code == code
+
+        try:
+            wait_for(there, seconds)
+        except AssertionError:
+            raise AssertionError(f"{self.host.view}\n{self.log.read_text()}\n{self.server_log()}") from None
+        return self.view()
+
+    def server_log(self) -> str:
+        path = self.volume / "log" / "postgresql.log"
+        return path.read_text() if path.exists() else ""
+
+    def server_pid(self) -> int:
+        return int((self.volume / "database" / "pg" / "postmaster.pid").read_text().split()[0])
+
+    def connect(
+        self, user: str = "anna", database: str = "shop", password: str = PASSWORD, **more: Any
+    ) -> psycopg.Connection[tuple[Any, ...]]:
+        """As anybody would, over the network."""
+        return psycopg.connect(
+            host="127.0.0.1", port=self.port, user=user, dbname=database, password=password,
+            autocommit=True, sslmode=more.pop("sslmode", "require"), connect_timeout=10, **more,
+        )  # fmt: skip
+
+    def backup_want(self, nonce: str, **changes: Any) -> BackupWant:
+        self.keys.setdefault(nonce, new_identity())
+        values: dict[str, Any] = {
+            "backup_id": "backup-1", "attempt": 1, "nonce": nonce,
+            "recipient": recipient_of(self.keys[nonce]), "chunk_size": 4 << 20, "stalls": {},
+        }  # fmt: skip
+        return BackupWant(**(values | changes))
+
+    def back_up(self, nonce: str = "n1", seconds: float = 120.0) -> Content:
+        """Make a backup and wait until it is made."""
+        assert self.host.want is not None
+        backup = self.backup_want(nonce)
+        self.host.wants(self.want(**_fields(self.host.want) | {"backup": backup}))
+        try:
+            wait_for(lambda: nonce in self.host.finished or nonce in self.host.gave_up, seconds)
+        except AssertionError:
+            raise AssertionError(self.log.read_text()) from None
+        assert nonce in self.host.finished, self.host.gave_up
+        return self.host.finished[nonce]
+
+    def source(self, nonce: str) -> tuple[str, Content, str]:
+        """For another guest to be restored from."""
+        return prefix_of("backup-1", 1, nonce), self.host.finished[nonce], self.keys[nonce]
+
+    def end(self) -> None:
+        """The container's end."""
+        if self.agent is not None:
+            self.kill()
+        with contextlib.suppress(OSError, ValueError):
+            pid = self.server_pid()
+            for number in (signal.SIGCONT, signal.SIGQUIT):
+                os.kill(pid, number)
+            end = time.monotonic() + 10
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+                if _zombie(pid):
+                    break
+                time.sleep(0.02)
+        self.served.close()
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _fields(want: DatabaseWant) -> dict[str, Any]:
+    return {name: getattr(want, name) for name in want.__struct_fields__}
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """Where the datastore's user gets in too; short, because sockets' paths are."""
+    made = Path(tempfile.mkdtemp(prefix="ug-"))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def anna(*databases: str) -> WantedUser:
+    return WantedUser("anna", VERIFIER, databases)
