@@ -140,6 +140,22 @@ class ServerFolder:
         """The saved memory of one guest process: by its number, so that no other start can load it."""
         return self.path / f"memory-{edge}"
 
+    def copy(self, image_id: str) -> Path:
+        """An image made of the disk, on its way to the image service."""
+        if not _IMAGE_ID.match(image_id):
+            raise DriverError("the image's id cannot name a file")
+        return self.path / f"image-{image_id}.qcow2"
+
+    def has_copies(self) -> bool:
+        """Whether any image of the disk is here, whole or begun."""
+        return any(entry.name.startswith("image-") for entry in self._entries())
+
+    def drop_copies(self, keep: Path | None = None) -> None:
+        """Remove images of the disk that nobody waits for."""
+        for path in self.path.glob("image-*"):
+            if path != keep:
+                path.unlink(missing_ok=True)
+
     def drop_memories(self, keep: Path | None = None) -> None:
         """Remove saved memory that nobody can want any more."""
         for path in self.path.glob("memory-*"):
@@ -167,6 +183,11 @@ class ServerFolder:
         if not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_folder(self.path.parent)
+
+    def make_channel(self) -> None:
+        """The folder of the guest's channel: whoever listens in there opens it to the guest's users."""
+        self.channel.mkdir(exist_ok=True)
+        self.channel.chmod(0o711)
 
     def sweep_parts(self) -> None:
         """Remove what helpers left half made when they were killed. Nothing else has such a name."""

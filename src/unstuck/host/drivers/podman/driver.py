@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk, volume
+from unstuck.host.drivers.captures import NO_IMAGE_OF_DATA
 from unstuck.host.drivers.folder import (
     CONSOLE_MAX,
     FolderError,
@@ -41,8 +43,13 @@ from unstuck.host.drivers.sight import inspect_disk
 from unstuck.host.images import Barrier, ImageCache, Wanted, no_barrier
 from unstuck.host.networks import netns
 from unstuck.host.networks.bridge import NEEDS_ROOT, NEEDS_ROOT_REMEDY, Bridges
+from unstuck.runtime.files import write_whole
 
 _LOOK_DEADLINE = 30.0
+
+
+class CopyError(Exception):
+    """The state folder is a copy of one whose containers live."""
 
 
 class PodmanDriver:
@@ -71,6 +78,22 @@ class PodmanDriver:
         self.abilities = able if able is not None else abilities()
         self._containers = Containers(Engine(self.places, self.abilities), cache, barrier, on_event)
 
+    def claim(self) -> None:
+        """Say that these containers are of this folder. Raises :class:`CopyError` where they run out of a
+        folder that is still there: one of the two is a copy, and would start them a second time. Blocks."""
+        self.places.ensure()
+        owner = self.places.path / "folder"
+        with contextlib.suppress(FileNotFoundError):
+            other = Path(owner.read_text())
+            if other != self._host_dir and living_servers(self.places):
+                with contextlib.suppress(FolderError):
+                    check_identity(other, self._host_id)
+                    raise CopyError(
+                        f"containers of this host run out of {other}: one of the two folders is a copy. Use "
+                        "that one, or end them first (`unstuck down --guests --state FOLDER`)."
+                    )
+        write_whole(owner, str(self._host_dir).encode(), durable=False)
+
     def keep(self, wanted: Callable[[], Wanted | None]) -> None:
         """Whom to ask which images have to stay when room is made."""
         self.cache.wanted = wanted
@@ -96,7 +119,8 @@ class PodmanDriver:
         guest, (nics, nics_reason) = await asyncio.gather(self._guest(folder, want), self._look_nics(want))
         reason = "; ".join(part for part in (why, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, self._images(want), seen, nics, there, reason, remedy, old, short=short)
+        copy = NO_IMAGE_OF_DATA if want.capture else None
+        return View(guest, self._images(want), seen, nics, there, reason, remedy, old, short=short, copy=copy)
 
     def _inspect(self, folder: ServerFolder, want: Want) -> tuple[Thing, Thing, str, bool, Thing]:
         check_identity(self._host_dir, self._host_id)
@@ -143,6 +167,12 @@ class PodmanDriver:
         path = (await self._checked(want)).disk_of(want)
         await mounts.until_free(path)
         await volume.grow_volume(path, disk.size_wanted(want), self._barrier)
+
+    async def capture(self, want: Want) -> None:
+        """A volume gives no image: that is said with the next look."""
+
+    async def drop_copies(self, want: Want) -> None:
+        """There are none."""
 
     async def make_nics(self, want: Want) -> None:
         running = await asyncio.to_thread(self._containers.known, want.server_id)
