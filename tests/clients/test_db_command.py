@@ -82,8 +82,10 @@ def test_from_create_to_restore(cloud: Databases, folder: Path, capsys: pytest.C
     listed, _ = db(capsys, "list")
     assert f"{key}  backup monday  COMPLETED" in listed
     for kind, name, word in (
-        ("instance", "shop", "its database answers"), ("backup", "monday", "complete"), ("backup", key, "complete")
-    ):  # fmt: skip
+        ("instance", "shop", "its database answers"),
+        ("backup", "monday", "complete"),
+        ("backup", key, "complete"),
+    ):
         assert run(["explain", kind, name]) == 0
         assert word in capsys.readouterr().out
     assert run(["explain", "instance", "nobody"]) == 1
