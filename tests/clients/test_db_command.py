@@ -17,6 +17,8 @@ from running import PASSWORD
 from tests import postgres as own
 
 from unstuck.cli.main import run
+from unstuck.core.instance.view import ServerState
+from unstuck.core.server.data import Thing, Trouble
 from unstuck.runtime.state import StateFile
 from unstuck.store.engine import Store
 
@@ -120,6 +122,18 @@ def test_what_goes_wrong_is_one_sentence(
 
 
 def test_one_that_cannot_be_built_says_why(
+    cloud: Databases, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Trouble("disk-full", "its volume is full", "take a larger volume", final=True)
+    cloud.site.host.sees = {
+        "data": Thing.ABSENT, "server": ServerState.DOWN, "applied": False, "trouble": full
+    }  # fmt: skip
+    _, errors = db(capsys, "create", "small", code=1)
+    assert "ERROR" in errors
+    assert "its volume is full; take a larger volume" in errors
+
+
+def test_one_that_takes_its_time_is_not_waited_for_for_ever(
     cloud: Databases, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.stopping.set()  # nobody works any more
