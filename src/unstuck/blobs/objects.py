@@ -269,7 +269,7 @@ def _s3(location: Location, bucket: str, answer: float) -> S3Store:
     if location.endpoint.startswith("http://"):
         options["allow_http"] = True
     return S3Store(
-        bucket, endpoint=location.endpoint or None, region=location.region,
+        bucket, region=location.region, **({"endpoint": location.endpoint} if location.endpoint else {}),
         access_key_id=location.access_key, secret_access_key=location.secret_key,
         virtual_hosted_style_request=not location.endpoint, client_options=options,
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
