@@ -171,7 +171,7 @@ def _tidy(tree: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
             path.mkdir()
-            path.chmod(0o755)
+            path.chmod(0o1777 if name == "tmp" else 0o755)
     for name in ("etc/machine-id", "etc/hostname", "etc/resolv.conf", "etc/hosts"):
         (tree / name).unlink(missing_ok=True)
         (tree / name).touch()
