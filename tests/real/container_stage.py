@@ -74,6 +74,7 @@ def build_tree(folder: Path) -> Path:
     for path in tree.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755)
+    (tree / "tmp").chmod(0o1777)  # what is mounted there gets its mode from it
     image = folder / "root.squashfs"
     subprocess.run(
         ["mksquashfs", tree, image, "-all-root", "-noappend", "-quiet", "-no-progress", "-comp", "lz4"],

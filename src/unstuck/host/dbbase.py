@@ -41,7 +41,9 @@ _EMPTIED: Final = (
     "var/cache", "var/log", "var/lib/apt", "var/lib/dpkg/info", "run", "tmp", "etc/ssl/private", "boot",
     "home", "root", "media", "mnt", "srv",
 )  # fmt: skip
-SETTINGS: Final = repr((INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
+_FORMAT: Final = 2
+"""Counts the ways in which a base was tidied: another one is made anew."""
+SETTINGS: Final = repr((_FORMAT, INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _HOOK = """set -e
 {users}
