@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,7 @@ _EMPTIED: Final = (
 _FORMAT: Final = 2
 """Counts the ways in which a base was tidied: another one is made anew."""
 SETTINGS: Final = repr((_FORMAT, INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
+_KEPT: Final = 30 * 86400
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _HOOK = """set -e
 {users}
@@ -73,7 +75,16 @@ def ensure(folder: Path, datastore: str) -> Base:
     target = folder / f"base-{datastore}-{key}"
     if not (target / "base.json").exists():
         _make(target, release, INCLUDE[datastore])
-    return _read(target, release)
+    return _read(used(target), release)
+
+
+def used(kept: Path) -> Path:
+    """It is: what nobody has used for weeks goes. (Other versions of Unstuck may work in the same folder.)"""
+    os.utime(kept)
+    for other in kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*"):
+        if time.time() - other.stat().st_mtime > _KEPT:
+            shutil.rmtree(other, ignore_errors=True)
+    return kept
 
 
 def _read(target: Path, release: str) -> Base:
@@ -118,9 +129,6 @@ def _make(target: Path, release: str, packages: tuple[str, ...]) -> None:
         (made / "base.json").write_text(json.dumps(told, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
-    for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _users() -> str:
@@ -196,7 +204,7 @@ def python_packages(folder: Path, wheels: dict[str, str], python: str) -> Path:
     key = hashlib.sha256(f"{python} {sorted(wheels.items())}".encode()).hexdigest()[:16]
     target = folder / f"python-{key}"
     if target.exists():
-        return target
+        return used(target)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=folder) as work:
         made = Path(work) / "site"
         words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -211,7 +219,4 @@ def python_packages(folder: Path, wheels: dict[str, str], python: str) -> Path:
         ]:
             shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
         made.rename(target)
-    for old in folder.glob("python-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
-    return target
+    return used(target)
