@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openstack as openstack_sdk
 import psycopg
 import pytest
 from database_running import Databases
@@ -191,6 +192,65 @@ def test_databases_users_and_root_on_a_real_postgresql(
     assert openstack.json("database db list shop") == []
     assert openstack.json("database user list shop") == []
     refused(openstack, "database db delete shop books", "books")
+
+
+def test_backups_and_where_they_go(openstack: Shell, cloud: Databases) -> None:
+    key = create(openstack)["id"]
+    healthy(openstack, "shop")
+    made = openstack.json("database backup create monday -i shop --description before")
+    assert (made["status"], made["instance_id"]) == ("NEW", key)
+    assert (made["datastore"], made["datastore_version"]) == ("postgresql", "17")
+    assert openstack.json("database backup show monday")["id"] == made["id"]
+    for line in (
+        "list",
+        "list -i shop",
+        "list --datastore postgresql",
+        "list --all-projects",
+        "list instance shop",
+    ):
+        [listed] = openstack.json(f"database backup {line}")
+        assert (listed["Name"], listed["Status"]) == ("monday", "NEW")
+    refused(openstack, "database backup create tuesday -i shop", "under way")
+    refused(openstack, "database backup create tuesday -i shop --incremental", "incremental")
+    refused(openstack, "database backup create x --restore-from http://x --restore-size 1", "other clouds")
+    line = "database instance create again --flavor m1.tiny --size 1 --backup monday"
+    refused(openstack, line, "not finished")
+    openstack("database backup delete monday")
+    assert openstack.json("database backup list") == []
+    assert (
+        openstack.json("database backup strategy create --swift-container local")["swift_container"]
+        == "local"
+    )
+    openstack(f"database backup strategy create --swift-container local --instance-id {key}")
+    assert len(openstack.json("database backup strategy list")) == 2
+    assert len(openstack.json(f"database backup strategy list --instance-id {key}")) == 1
+    openstack(f"database backup strategy delete --instance-id {key}")
+    openstack("database backup strategy delete")
+    assert openstack.json("database backup strategy list") == []
+
+
+def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> None:
+    database = sdk.database
+    # Its create_instance has no way to name a flavor, which Trove wants as well.
+    body = cloud.site.body(databases=[{"name": "app"}], datastore={"version": "17"})
+    key = database.post("/instances", json=body).json()["instance"]["id"]
+    wait(lambda: database.get_instance(key).status == "ACTIVE")
+    assert [item.name for item in database.instances(limit=1)] == ["shop"]
+    assert database.find_instance("shop").id == key
+    assert database.find_flavor("m1.small").ram == 2048
+    assert {item.name for item in database.flavors()} >= {"m1.tiny", "m1.small"}
+    instance = database.get_instance(key)
+    assert instance.is_root_enabled(database) is False
+    assert instance.enable_root_user(database)["name"] == "root"
+    assert instance.is_root_enabled(database) is True
+    instance.restart(database)
+    wait(lambda: database.get_instance(key).status == "ACTIVE")
+    instance.resize(database, "4")
+    wait(lambda: database.get_instance(key).status == "ACTIVE")
+    assert list(database.databases(key)) == []
+    assert list(database.users(key)) == []
+    database.delete_instance(key)
+    assert list(database.instances()) == []
 
 
 @pytest.mark.parametrize(
