@@ -11,6 +11,7 @@ import msgspec
 
 ROOT = Path("/sys/fs/cgroup")
 _V1 = ("pids", "freezer", "memory")
+_LIBPOD = re.compile(r"libpod-([0-9a-f]{64})\Z")
 _MINE = re.compile(r"/unstuck/([0-9a-f]{12})/([0-9a-f-]{36})/(\d+)/libpod-([0-9a-f]{64})")
 
 
@@ -66,6 +67,13 @@ def servers(group: str) -> frozenset[str]:
     with contextlib.suppress(FileNotFoundError):
         return frozenset(path.name for path in (hierarchies()[0] / group).iterdir() if path.is_dir())
     return frozenset()
+
+
+def containers(group: str) -> frozenset[str]:
+    """The ids of all containers that have, or had, a group below one."""
+    top = hierarchies()[0] / group
+    names = (path.name for path in top.glob("*/libpod-*"))
+    return frozenset(found[1] for name in names if (found := _LIBPOD.match(name)) is not None)
 
 
 def home(pid: int) -> Home | None:
