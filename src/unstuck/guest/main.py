@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from unstuck.guest.agent import Agent
+from unstuck.guest.asking_init import InitTools
 from unstuck.guest.control import GuestControl
 from unstuck.guest.datastores.postgresql.config import Places
 from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
@@ -37,6 +38,7 @@ class Settings(argparse.Namespace):
     run: Path
     programs: Path | None
     user: str
+    init: Path | None
     mounted: bool
 
 
@@ -86,15 +88,21 @@ def parse(argv: list[str] | None) -> Settings:
     parser.add_argument("--channel", type=Path, default=Path("/run/unstuck-host/guest.sock"))
     parser.add_argument("--programs", type=Path, default=None, help="folder of the datastore's programs")
     parser.add_argument("--user", default="postgres", help="the datastore's user, where there is the choice")
+    parser.add_argument("--init", type=Path, default=None, help="PID 1's socket, where it starts programs")
     parser.add_argument("--mounted", action="store_true", help="the volume has to be a mount point")
     return parser.parse_args(argv, Settings())
 
 
-def run(control: Any, settings: Settings, tools: Tools | None = None) -> int:
+def make_tools(settings: Settings) -> Tools:
+    """Under PID 1 of ours it starts programs; else the agent does."""
+    return DirectTools(settings.user) if settings.init is None else InitTools(settings.init, settings.user)
+
+
+def run(control: Any, settings: Settings) -> int:
     """With this channel to the host; never returns before the process is to end."""
     os.umask(0o027)
     try:
-        code = asyncio.run(work(control, settings, tools or DirectTools(settings.user)))
+        code = asyncio.run(work(control, settings, make_tools(settings)))
     except OSError as error:
         logs.refuse("guest", "guest agent cannot start", str(error))
         code = EXIT_PLACES
