@@ -19,6 +19,7 @@ import msgspec
 
 from bench.creates import creates
 from bench.databases import Database, both
+from bench.datapath import datapath
 from bench.figure import Figure, figure, row
 from bench.guests import instant, qemu, up
 from bench.lists import lists
@@ -48,7 +49,7 @@ def simulation() -> Iterator[Figure]:
 
 
 ONCE: dict[str, Callable[[], Iterator[Figure]]] = {
-    "qemu": lambda: qemu(built_image()), "up": up, "simulation": simulation,
+    "qemu": lambda: qemu(built_image()), "up": up, "datapath": datapath, "simulation": simulation,
 }  # fmt: skip
 
 

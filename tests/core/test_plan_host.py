@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from unstuck.core.server.data import (
+    Access,
     Fence,
     FetchFailed,
     Fetching,
@@ -319,3 +320,18 @@ def test_a_network_that_cannot_be_seen_is_told_with_its_reason_and_remedy() -> N
     assert decision.trouble is not None
     assert decision.trouble.reason == "the host's network cannot be read: networks need root"
     assert decision.trouble.remedy == "start Unstuck as root"
+
+
+@pytest.mark.parametrize("running", [Running(3), Gone()])
+def test_access_rules_that_differ_are_applied_to_a_guest_that_runs(running: Guest) -> None:
+    """A guest without access rules is left alone: its tap may be all that is left of its network."""
+    access = msgspec.structs.replace(SPEC, access=Access((5432,), ("10.0.0.0/8",)))
+    with_rules = msgspec.structs.replace(ON, spec=access)
+    view = View(running, Ready(), P, A, P)
+    assert plan_host(with_rules, view) == Act(Do.MAKE_NICS, Step.NETWORK)
+    assert plan_host(with_rules, View(Running(3), Ready(), P, P, P)) == Rest()
+    assert plan_host(with_rules, View(Running(3), Ready(), P, U, P)) == Rest()
+    assert plan_host(ON, View(Running(3), Ready(), P, A, P)) == Rest()
+    assert plan_host(msgspec.structs.replace(with_rules, power=Power.OFF), view) != Act(
+        Do.MAKE_NICS, Step.NETWORK
+    )

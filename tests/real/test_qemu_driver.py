@@ -67,7 +67,7 @@ def images() -> tuple[BootImage, ...]:
     files = manifest["files"]
     return tuple(
         BootImage(f["name"], role, f["sha512"], f["size"], f["disk_format"])
-        for role in ImageRole
+        for role in (ImageRole.DISK, ImageRole.KERNEL, ImageRole.RAMDISK)
         for f in (files[role.value],)
     )
 

@@ -14,9 +14,11 @@ from unstuck.runtime.marks import MarkFile
 from unstuck.runtime.state import LocalHost, State
 from unstuck.store import agents, identity, networks
 from unstuck.store.clock import init_clock
+from unstuck.store.datastores import ensure_datastores
 from unstuck.store.engine import Store, Tx
 from unstuck.store.flavors import ensure_default_flavors
 from unstuck.store.generation import notice, notice_origin
+from unstuck.store.instance_create import ensure_service_project
 from unstuck.store.schema.identity import identity_state
 
 log = structlog.get_logger(__name__)
@@ -58,8 +60,10 @@ def _first_users(store: Store, state: State) -> None:
 
 
 def first_rows(tx: Tx, *, cidr: str) -> None:
-    """Flavors and the default network, which belongs to the administrators' project."""
+    """Flavors and the default network, which belongs to the administrators' project; what databases need."""
     ensure_default_flavors(tx)
+    ensure_datastores(tx)
+    ensure_service_project(tx)
     projects = {item.name: item.id for item in identity.list_projects(tx)}
     if "admin" in projects:
         networks.ensure_default_network(tx, project_id=projects["admin"], cidr=cidr)

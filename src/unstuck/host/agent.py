@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import msgspec
 import structlog
@@ -33,17 +33,10 @@ from unstuck.core.server.data import (
     BootImage,
     Fence,
     FetchFailed,
-    Gone,
     Missing,
-    Mute,
     Observation,
-    Off,
-    Paused,
-    Running,
     Step,
-    Thing,
     Trouble,
-    Unclear,
     View,
     Want,
 )
@@ -51,6 +44,7 @@ from unstuck.core.server.host import Act, Do, Hold, Rest, after_failure, plan_ho
 from unstuck.core.time import backoff
 from unstuck.host.control import Behind, Control, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.driver import Driver, DriverError, shortage
+from unstuck.host.reportword import report_word
 from unstuck.runtime.marks import Forgetful, Marks
 
 T = TypeVar("T")
@@ -61,6 +55,8 @@ BACKOFF_MAX = 60.0
 INCOMPATIBLE = 15.0
 """Seconds until an agent whose protocol was refused asks again: somebody is upgrading."""
 CONSOLE_LIMIT = 256 * 1024
+GUEST = "guest"
+"""The kind of a question that only the agent in a guest can answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +66,16 @@ class Held(msgspec.Struct, frozen=True):
 
     want: Want
     at: float
+
+
+class Guests(Protocol):
+    """The agents in this host's guests (``host/guests.py``)."""
+
+    def hold(self, want: Want) -> None: ...
+
+    def forget(self, server_id: str) -> None: ...
+
+    def ask(self, ask: Ask) -> None: ...
 
 
 class Agent:
@@ -113,6 +119,12 @@ class Agent:
         self._marked: set[str] = set()
         self._continued: dict[str, tuple[int, float]] = {}
         self._knows_world = False
+        self._guests: Guests | None = None
+        self._make_guests: Callable[[], Guests] | None = None
+
+    def serve(self, make: Callable[[], Guests]) -> None:
+        """Pass on what concerns the databases in guests; ``make`` is called when there is the first one."""
+        self._make_guests = make
 
     @property
     def incarnation(self) -> int:
@@ -122,6 +134,14 @@ class Agent:
     def history(self) -> str:
         """The history of the store that it follows."""
         return self._history
+
+    @property
+    def heartbeat(self) -> float:
+        return self._heartbeat
+
+    @property
+    def lease(self) -> float:
+        return self._lease
 
     @property
     def caught_up(self) -> bool:
@@ -142,9 +162,15 @@ class Agent:
         await self._follow_world()
 
     async def _call(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        answer = await self.call(f"control.{name}", work)
+        self._answered = self._port.clock()
+        return answer
+
+    async def call(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """One effect that asks the control plane as this incarnation."""
         spoke_as = self._incarnation
         try:
-            answer = await self._port.effect(f"control.{name}", work)
+            return await self._port.effect(name, work)
         except Behind:
             self._lost = True
             self._port.wake("world")
@@ -154,8 +180,6 @@ class Agent:
                 # By ourselves: the store had forgotten us, and we have a new number since.
                 raise Unreachable(f"said under an incarnation of our own that is over: {error}") from error
             raise
-        self._answered = self._port.clock()
-        return answer
 
     def _hear(self, terms: Terms, version: int = 0) -> None:
         """Keep how far the store has come; where it is another than the one that was told, tell it."""
@@ -164,7 +188,7 @@ class Agent:
         if self._history and terms.history != self._history:
             self._port.wake("world")
 
-    def _next_sequence(self) -> int:
+    def next_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
 
@@ -215,7 +239,7 @@ class Agent:
         return told
 
     async def _holdings(self) -> Holdings:
-        mark, sequence = self._marks.mark, self._next_sequence()
+        mark, sequence = self._marks.mark, self.next_sequence()
         try:
             held = await self._port.effect("driver.holdings", self._driver.holdings)
         except DriverError as error:
@@ -234,7 +258,7 @@ class Agent:
     async def _beat(self) -> None:
         strangers = await self._strangers()
         wall = None if self._wall is None else self._wall()
-        beat = Heartbeat(self._incarnation, self._next_sequence(), strangers, self._marks.mark, wall)
+        beat = Heartbeat(self._incarnation, self.next_sequence(), strangers, self._marks.mark, wall)
         self._hear(await self._call("heartbeat", lambda: self._control.heartbeat(beat)))
         if self._unsaid:
             await self._tell()  # nothing new is given to a host that has not said what it holds
@@ -264,7 +288,7 @@ class Agent:
             news = self._take_world(world)
             if not news:
                 # A question that is being answered makes the call return at once: do not spin on it.
-                await self._port.pause(max(self._control.idle, 0.05 if world.asks else 0.0), "world")
+                await self._port.pause(max(self._control.idle, _breath(world)), "world")
 
     async def _world(self) -> World:
         """The next news, of a store that knows what is here."""
@@ -293,6 +317,10 @@ class Agent:
                     self._marked.add(want.server_id)
             self._held[want.server_id] = Held(want, now)
             self._port.wake(want.server_id)
+            if want.database is not None and self._guests is None and self._make_guests is not None:
+                self._guests = self._make_guests()
+            if self._guests is not None:
+                self._guests.hold(want)
         ids = frozenset(world.ids)
         for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
@@ -303,7 +331,10 @@ class Agent:
         for ask in world.asks:
             if ask.id not in self._asked:
                 self._asked.add(ask.id)
-                self._port.spawn(f"ask {ask.id}", self._answer(ask))
+                if ask.kind != GUEST:
+                    self._port.spawn(f"ask {ask.id}", self._answer(ask))
+                elif self._guests is not None:
+                    self._guests.ask(ask)
         self._asked.intersection_update(ask.id for ask in world.asks)
         return news
 
@@ -314,6 +345,8 @@ class Agent:
         self._marked.discard(server_id)
         self._continued.pop(server_id, None)
         self._port.wake(server_id)
+        if self._guests is not None:
+            self._guests.forget(server_id)
 
     def _want(self, server_id: str) -> Want | None:
         """What is wanted now; the patience it came with has been running out since."""
@@ -519,12 +552,12 @@ class Agent:
         observation = Observation(want.intent, view.guest, view.disk, step, trouble, view.memory)
         if self._reported.get(want.server_id) == (want.fence, observation):
             return
-        await self._send(want, observation, _word(observation), None)
+        await self._send(want, observation, report_word(observation), None)
 
     async def _send(self, want: Want, observation: Observation, word: str, disk_id: str | None) -> None:
         ask = Report(
             incarnation=self._incarnation,
-            sequence=self._next_sequence(),
+            sequence=self.next_sequence(),
             server_id=want.server_id,
             fence=want.fence,
             observation=observation,
@@ -547,6 +580,13 @@ class Agent:
             return  # the question has a deadline, and its asker hears of it
 
 
+def _breath(world: World) -> float:
+    """Seconds between two looks while a question is open: a guest may take long over it."""
+    if not world.asks:
+        return 0.0
+    return 0.2 if all(ask.kind == GUEST for ask in world.asks) else 0.05
+
+
 def _patience(call: str, error: Unreachable, seconds: float) -> float:
     """Log why there was no answer; the seconds to wait: more where only an upgrade helps."""
     if isinstance(error, Incompatible):
@@ -554,25 +594,3 @@ def _patience(call: str, error: Unreachable, seconds: float) -> float:
         return INCOMPATIBLE
     log.info(f"{call} unanswered", error=str(error))
     return seconds
-
-
-def _word(observation: Observation) -> str:
-    """A report is named after what it says, so that a kill can be aimed at it."""
-    guest: Any = observation.guest
-    if observation.step is Step.REMOVED:
-        return "removed"
-    match guest:
-        case Running():
-            return "running"
-        case Paused():
-            return "paused"
-        case Off():
-            return "off"
-        case Mute() | Unclear():
-            return "unclear"
-        case Gone() if observation.memory is Thing.PRESENT and observation.step is Step.AT_REST:
-            return "suspended"
-        case Gone() if observation.step is Step.AT_REST and observation.disk is Thing.PRESENT:
-            return "stopped"
-        case _:
-            return "waiting"

@@ -48,6 +48,15 @@ class Problem(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class Failed(Exception):
+    """An answer other than success."""
+
+    def __init__(self, status: int, problem: Problem) -> None:
+        super().__init__(problem.message or f"HTTP {status}")
+        self.status = status
+        self.problem = problem
+
+
 class _Wrapped(msgspec.Struct, frozen=True):
     error: Problem = Problem()
 
@@ -128,7 +137,17 @@ class HttpControl:
     async def _send(
         self, method: str, path: str, body: Any = None, seconds: float | None = None
     ) -> httpx2.Response:
-        content = None if body is None else msgspec.json.encode(body)
+        try:
+            return await self.request(
+                method, path, None if body is None else msgspec.json.encode(body), seconds
+            )
+        except Failed as failed:
+            raise translate(failed) from None
+
+    async def request(
+        self, method: str, path: str, content: bytes | None, seconds: float | None = None
+    ) -> httpx2.Response:
+        """One request with a total deadline. Raises :class:`Failed` and :class:`Unreachable`."""
         timeout = httpx2.Timeout(seconds or 10.0, connect=3.0)
         base = self._bases[0]
         try:
@@ -143,7 +162,7 @@ class HttpControl:
         if not answer.is_success:
             if answer.status_code >= 500:
                 self._turn_from(base)
-            raise _translate(answer)
+            raise Failed(answer.status_code, _problem(answer))
         return answer
 
     def _turn_from(self, base: str) -> None:
@@ -179,9 +198,9 @@ def _problem(answer: httpx2.Response) -> Problem:
         return Problem(message=f"HTTP {answer.status_code}")
 
 
-def _translate(answer: httpx2.Response) -> Exception:
+def translate(failed: Failed) -> Exception:
     """What an answer other than success means to the agent."""
-    status, problem = answer.status_code, _problem(answer)
+    status, problem = failed.status, failed.problem
     if status >= 500 or status in _AGAIN:
         return Unreachable(f"HTTP {status}: {problem.message}")
     if status == 409 and problem.type == "superseded":
@@ -191,5 +210,5 @@ def _translate(answer: httpx2.Response) -> Exception:
     if status == 400 and problem.type == "protocol":
         return Incompatible(problem.message)
     if status == 410:
-        return Refused(problem.message)
-    return Rejected(problem.message or f"HTTP {status}")
+        return Refused(problem.message, problem.type or "stale")
+    return Rejected(str(failed))

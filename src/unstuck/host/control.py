@@ -16,6 +16,19 @@ from unstuck.core.agents import (
     Told,
     World,
 )
+from unstuck.core.instance.wire import (
+    AskGrant,
+    EndAttempt,
+    GuestRegister,
+    GuestRegistered,
+    GuestReport,
+    RenewAttempt,
+    Renewed,
+    RestoreGrant,
+    TakeAttempt,
+    Taken,
+    Who,
+)
 
 
 class Unreachable(Exception):
@@ -31,11 +44,21 @@ class Superseded(Exception):
 
 
 class Refused(Exception):
-    """The control plane does not know this grant any more: forget it, and harm nothing."""
+    """The control plane does not know this grant any more: forget it, and harm nothing.
+
+    ``kind``: the error's type in the agents' API."""
+
+    def __init__(self, message: str = "", kind: str = "stale") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Behind(Unreachable):
     """The control plane has lost what this agent knows of it: register, and say what is here."""
+
+
+class Declined(Exception):
+    """The control plane refuses what a guest said, for good. The host itself has done nothing wrong."""
 
 
 class Control(Protocol):
@@ -58,6 +81,33 @@ class Control(Protocol):
 
     async def report(self, ask: Report) -> None:
         """Raises :class:`Refused` too."""
+        ...
+
+    async def answer(self, ask_id: str, answer: Answer) -> None: ...
+
+
+class DatabaseControl(Protocol):
+    """What is passed on for the guests. Each call raises :class:`Unreachable`, :class:`Superseded` (the
+    host's agent is not the newest), :class:`Refused` (over, or not this server's) or :class:`Declined`."""
+
+    async def guest_register(self, ask: GuestRegister) -> GuestRegistered: ...
+
+    async def guest_report(self, ask: GuestReport) -> None: ...
+
+    async def take(self, ask: TakeAttempt) -> Taken: ...
+
+    async def renew(self, ask: RenewAttempt) -> Renewed: ...
+
+    async def end(self, ask: EndAttempt) -> None: ...
+
+    async def restore_grant(self, ask: AskGrant) -> RestoreGrant: ...
+
+    async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
+        """Store an object of the attempt, as ``blobs.objects`` does: raises its errors as well."""
+        ...
+
+    async def get_object(self, who: Who, key: str) -> bytes | None:
+        """An object of the backup that is restored; None if it is certainly not there. Raises BlobError."""
         ...
 
     async def answer(self, ask_id: str, answer: Answer) -> None: ...

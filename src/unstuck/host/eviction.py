@@ -13,7 +13,7 @@ import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from unstuck.host.drivers.folder import Grant, read_grant
+from unstuck.host.drivers.folder import DISKS, Grant, read_grant
 
 _QCOW2 = b"QFI\xfb"
 _NAME_MAX = 1023
@@ -53,8 +53,9 @@ def needed(host_dir: Path, known: Collection[str]) -> frozenset[str]:
         for folder in _folders(host_dir / "servers"):
             disks = [path for path in folder.iterdir() if path.name.startswith("disk-")]
             # A disk in the making has no header yet; its server is known, and its maker pins its image.
-            whole = [path for path in disks if path.suffix == ".qcow2"]
-            found.update(Path(name).name for disk in whole if (name := backing_name(disk)))
+            whole = [path for path in disks if path.suffix in DISKS]
+            overlays = [disk for disk in whole if disk.suffix == ".qcow2"]
+            found.update(Path(name).name for disk in overlays if (name := backing_name(disk)))
             if whole and folder.name not in known:
                 found.update(_granted(folder))
     except OSError as error:

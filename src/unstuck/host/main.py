@@ -13,20 +13,20 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
 
 from unstuck.core.agents import PROTOCOL, HostFacts, Registered
-from unstuck.host.agent import Agent
+from unstuck.host.agent import Agent, Guests
 from unstuck.host.client import HttpControl, Rejected
 from unstuck.host.control import Superseded
-from unstuck.host.driver import Driver, DriverError
-from unstuck.host.drivers.folder import sweep_records
+from unstuck.host.driver import DriverError
+from unstuck.host.drivers.folder import knows, sweep_records
+from unstuck.host.drivers.machines import ClosingDriver, Machines
 from unstuck.host.eviction import room_for_guests
 from unstuck.host.identity import MachineLock, refuse_a_copy
-from unstuck.host.images import Wanted
+from unstuck.host.images import ImageCache
 from unstuck.host.networks.bridge import unfit
 from unstuck.host.space import RESERVE
 from unstuck.runtime import logs
@@ -44,16 +44,6 @@ GUARD = 10.0
 """Seconds between two looks at the packet filter."""
 
 log = structlog.get_logger(__name__)
-
-
-class ClosingDriver(Driver, Protocol):
-    """A driver that has something to close when the process ends."""
-
-    def keep(self, wanted: Callable[[], Wanted | None]) -> None:
-        """Whom to ask which images have to stay."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -95,8 +85,9 @@ def read_identity(folder: Path) -> Identity:
 
 
 def facts(
-    folder: Path, machine: str, driver: str, accelerator: str, version: str, no_networks: str = ""
-) -> HostFacts:
+    folder: Path, machine: str, driver: str, accelerator: str, version: str, no_networks: str = "",
+    no_containers: str = "not asked",
+) -> HostFacts:  # fmt: skip
     """What this host is and has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return HostFacts(
@@ -110,6 +101,8 @@ def facts(
         driver=driver,
         driver_version=version,
         no_networks=no_networks,
+        machines=("vm",) if no_containers else ("vm", "container"),
+        no_containers=no_containers,
         protocol=PROTOCOL,
     )
 
@@ -125,6 +118,12 @@ def _qemu_version() -> str:
     return done.stdout.partition("\n")[0].removeprefix("QEMU emulator version ").split(" ")[0]
 
 
+def no_containers_here() -> str:
+    from unstuck.host.drivers.podman.engine import unfit as unfit_for_containers
+
+    return unfit_for_containers()
+
+
 def _accelerator() -> str:
     from unstuck.host import kvm
 
@@ -133,20 +132,40 @@ def _accelerator() -> str:
 
 def make_driver(
     name: str, folder: Path, host_id: str, accelerator: str, control: HttpControl,
-    port: AsyncPort, barriers: Barriers,
+    port: AsyncPort, barriers: Barriers, *, containers: bool = False,
 ) -> ClosingDriver:  # fmt: skip
     """The driver by name; its events wake the loop of the server they are about."""
+    from unstuck.host.networks.bridge import Bridges
+
+    networks = Bridges(host_id, knows=knows(Path(os.path.realpath(folder))))
+    cache = ImageCache(Path(os.path.realpath(folder)), control, barriers.reach)
+    with contextlib.suppress(OSError):  # no reason not to look after guests
+        # Now, not at the next fetch: on a host that has all its images there may never be one.
+        cache.sweep()
+    vms: ClosingDriver
     if name == "instant":
         from unstuck.host.drivers.instant import InstantDriver
 
-        return InstantDriver(folder, host_id, on_event=port.wake)
-    from unstuck.host.drivers.qemu import QemuDriver
+        vms = InstantDriver(folder, host_id, on_event=port.wake)
+    else:
+        from unstuck.host.drivers.qemu import QemuDriver
 
-    driver = QemuDriver(folder, host_id, accelerator, control, on_event=port.wake, barrier=barriers.reach)
-    with contextlib.suppress(OSError):  # no reason not to look after guests
-        # Now, not at the next fetch: on a host that has all its images there may never be one.
-        driver.cache.sweep()
-    return driver
+        vms = QemuDriver(
+            folder, host_id, accelerator, control, networks=networks, cache=cache, on_event=port.wake,
+            barrier=barriers.reach,
+        )  # fmt: skip
+    if not containers:
+        return vms
+    from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
+
+    boxes = PodmanDriver(folder, host_id, cache, networks, on_event=port.wake, barrier=barriers.reach)
+    try:
+        boxes.claim()
+    except CopyError as error:
+        raise StateError(str(error)) from None
+    if boxes.abilities.missing:
+        log.warning("containers have to do without", missing=boxes.abilities.missing)
+    return Machines(folder, vms, boxes, networks)
 
 
 async def run(state: State, url: str, driver_name: str) -> int:
@@ -174,11 +193,18 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
             asyncio.to_thread(_accelerator), asyncio.to_thread(_qemu_version)
         )
         no_networks = unfit()
-    driver = make_driver(driver_name, state.host, identity.host_id, accelerator, control, port, barriers)
-    known = facts(state.host, identity.machine_id, driver_name, accelerator, version, no_networks)
+    no_containers = await asyncio.to_thread(no_containers_here)
+    driver = make_driver(
+        driver_name, state.host, identity.host_id, accelerator, control, port, barriers,
+        containers=not no_containers,
+    )  # fmt: skip
+    known = facts(
+        state.host, identity.machine_id, driver_name, accelerator, version, no_networks, no_containers
+    )
     marks = MarkFile(state.host / "mark.json")
     agent = Agent(port, control, driver, known, secrets.token_hex(16), marks, time.time)
     driver.keep(agent.images_wanted)
+    agent.serve(lambda: _serve_guests(port, control, agent, state.host))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)
@@ -193,6 +219,12 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
         await driver.close()
         await control.close()
         log.info("host agent ends; guests go on running")
+
+
+def _serve_guests(port: AsyncPort, control: HttpControl, agent: Agent, folder: Path) -> Guests:
+    from unstuck.host.serving import serve_guests  # keys and object stores: needed by databases only
+
+    return serve_guests(port, control, agent, folder)
 
 
 async def guard_forever(port: AsyncPort, driver: ClosingDriver) -> None:

@@ -257,8 +257,8 @@ def _insert(
         created=now.lease, created_wall=now.wall, updated_wall=now.wall,
         origin=msgspec.json.encode(origin).decode(), generation=ids.generation, restart=0, settings="{}",
         protected=asked.protected, deleted=False, restores=asked.backup_id, data_recorded=False, alive=False,
-        seen_at=now.lease, seen_incarnation=0, seen_sequence=0, guest=0, guest_former="[]", removed=False,
-        settled=False, next_look=now.lease,
+        seen_at=now.lease, seen_incarnation=0, seen_sequence=0, guest=0, guest_former="[]",
+        hello_incarnation=0, hello_sequence=0, removed=False, settled=False, next_look=now.lease,
     )  # fmt: skip
 
 

@@ -25,9 +25,13 @@ REORDER = 60.0
 
 _former = msgspec.json.Decoder(tuple[str, ...])
 _REGISTRATION = Prepared(
-    sa.select(instances.c.guest, instances.c.guest_start, instances.c.guest_former).where(
-        instances.c.id == sa.bindparam("instance")
-    )
+    sa.select(
+        instances.c.guest,
+        instances.c.guest_start,
+        instances.c.guest_former,
+        instances.c.hello_incarnation,
+        instances.c.hello_sequence,
+    ).where(instances.c.id == sa.bindparam("instance"))
 )
 _REGISTER = Prepared(
     sa.update(instances)
@@ -35,6 +39,7 @@ _REGISTER = Prepared(
     .values(
         guest=sa.bindparam("number"), guest_start=sa.bindparam("start"),
         guest_former=sa.bindparam("former"), alive=False, failure=sa.bindparam("why", type_=sa.Text),
+        hello_incarnation=sa.bindparam("by"), hello_sequence=sa.bindparam("at"),
     )
 )  # fmt: skip
 _newer = sa.or_(
@@ -90,8 +95,8 @@ def _granted(tx: Tx, host_id: str, who: Who) -> str | None:
 def guest_register(tx: Tx, host_id: str, ask: GuestRegister) -> GuestRegistered:
     """A guest agent's process has said hello; it gets the next number, and the same start the same again.
 
-    ``who.guest`` is the number that it follows on, as far as its host knows (0: it knows none), so that a
-    late copy of an earlier process's hello ends nobody. Raises :class:`GuestSuperseded`.
+    As for hosts, a late copy of an earlier process's hello ends nobody: a process that was superseded never
+    registers again, nor does one whose hello was overtaken. Raises :class:`GuestSuperseded`.
     """
     instance_id = _granted(tx, host_id, ask.who)
     if instance_id is None:
@@ -103,13 +108,17 @@ def guest_register(tx: Tx, host_id: str, ask: GuestRegister) -> GuestRegistered:
     if row.guest_start == ask.start:
         return GuestRegistered(row.guest)
     former = readable.read(_former, row.guest_former, ())
-    if ask.start in former or 0 < ask.who.guest < row.guest:
+    late = ask.sequence > 0 and (ask.who.incarnation, ask.sequence) <= (
+        row.hello_incarnation, row.hello_sequence,
+    )  # fmt: skip
+    if ask.start in former or late:
         raise GuestSuperseded(f"process {row.guest} of the instance's agent came after this one")
+    # Above every number that was ever given, also by a store that has forgotten it.
     number = max(row.guest, ask.who.guest) + 1
     if row.guest_start is not None:
         former = (*former, row.guest_start)[-FORMER_MAX:]
     _REGISTER.run(
-        tx, instance=instance_id, number=number, start=ask.start,
+        tx, instance=instance_id, number=number, start=ask.start, by=ask.who.incarnation, at=ask.sequence,
         former=msgspec.json.encode(former).decode(), why=_without_absence(loaded),
     )  # fmt: skip
     instance_backups.superseded(tx, instance_id, number)
@@ -171,7 +180,8 @@ def _view_of(loaded: Loaded, ask: GuestReport) -> str | None:
 
 def _news(tx: Tx, loaded: Loaded, ask: GuestReport) -> bool:
     """Whether it says anything new. One that does not is only counted, and only while an older one that was
-    overtaken may still arrive: a guest at rest costs no writes."""
+    overtaken may still arrive: a guest at rest costs no writes. One that restores renews its reader's lease.
+    """
     instance = loaded.instance
     same = (
         _view_of(loaded, ask) == loaded.row.seen
@@ -180,9 +190,12 @@ def _news(tx: Tx, loaded: Loaded, ask: GuestReport) -> bool:
         and not _records(loaded, ask)
         and (not ask.alive or _without_absence(loaded) == loaded.row.failure)
     )
-    if same and tx.now.lease < instance.seen_at + REORDER:
+    if not same:
+        return True
+    if tx.now.lease < instance.seen_at + REORDER:
         _COUNTED.run(tx, instance=instance.id, by=ask.who.incarnation, number=ask.sequence)
-    return not same
+        return False
+    return ask.alive and instance.restores is not None and not instance.data_recorded
 
 
 def _records(loaded: Loaded, ask: GuestReport) -> bool:

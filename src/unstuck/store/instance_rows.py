@@ -50,13 +50,13 @@ FACTS = (
     instances.c.next_look, instances.c.flavor_id, instances.c.ram_mb, instances.c.volume_gb,
 )  # fmt: skip
 """The columns that the facts are read from."""
-_room = (
+ROOM = (
     sa.select(placements.c.ram_mb)
     .where(placements.c.server_id == instances.c.server_id, placements.c.state == "live")
     .scalar_subquery()
     .label("room_mb")
 )
-_ONE = Prepared(sa.select(*FACTS, _room).where(instances.c.id == sa.bindparam("instance")))
+_ONE = Prepared(sa.select(*FACTS, ROOM).where(instances.c.id == sa.bindparam("instance")))
 _LOCK = Prepared(
     sa.select(instances.c.id).where(instances.c.id == sa.bindparam("instance")).with_for_update()
 )

@@ -19,6 +19,7 @@ from unstuck.core.agents import PROTOCOL, speaks
 from unstuck.store import agents
 from unstuck.store.agents import Stale, Superseded, UnknownHost
 from unstuck.store.generation import Behind
+from unstuck.store.instance_guests import GuestSuperseded
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ def guarded(handler: Callable[[Call, str], Awaitable[Reply]]) -> Handler:
             return await handler(call, await _authenticate(call))
         except Superseded as error:
             return _error(409, "superseded", str(error))
+        except GuestSuperseded as error:
+            return _error(410, "guest-superseded", str(error))
         except Stale as error:
             return _error(410, "stale", str(error))
         except Behind as error:

@@ -24,12 +24,16 @@ class Who(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuestRegister(msgspec.Struct, frozen=True):
-    """A guest agent's process said hello; the same ``start`` gets the same number."""
+    """A guest agent's process said hello; the same ``start`` gets the same number.
+
+    ``sequence`` counts as in reports: a hello that was overtaken by a later one's ends nobody. 0: not told.
+    """
 
     who: Who
     start: str
     protocol: int
     agent_version: str = ""
+    sequence: int = 0
 
 
 class GuestRegistered(msgspec.Struct, frozen=True):

@@ -130,6 +130,8 @@ def _running(want: Want, view: View) -> Decision:
         return Act(Do.DROP_MEMORY, Step.STARTING)  # a CPU has run since: it is dead
     if want.power is Power.PAUSED:
         return Act(Do.PAUSE, Step.PAUSING)
+    if want.spec.access is not None and view.nics is Thing.ABSENT:
+        return Act(Do.MAKE_NICS, Step.NETWORK)  # who may reach it has changed: it is let in or kept out now
     return Act(Do.SAVE, Step.SAVING) if want.power is Power.SUSPENDED else Rest()
 
 

@@ -99,7 +99,7 @@ async def _make(
     except DriverError as error:
         raise await _why(error, cache, image) from error
     await barrier("driver.disk.half")
-    await asyncio.to_thread(_publish, part, target)
+    await asyncio.to_thread(publish, part, target)
 
 
 async def _why(error: DriverError, cache: ImageCache, image: BootImage) -> DriverError:
@@ -140,7 +140,7 @@ def _prepare(
     return -(-size // 512) * 512
 
 
-def _publish(part: Path, target: Path) -> None:
+def publish(part: Path, target: Path) -> None:
     """Give the disk its name: by link, which never replaces a disk that is there."""
     descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -160,17 +160,17 @@ def _publish(part: Path, target: Path) -> None:
 async def grow_disk(folder: ServerFolder, want: Want, barrier: Barrier) -> None:
     """QEMU writes the new size last, in one sector: whoever is killed leaves the disk as large as it was, or
     as it is to be. Its lock keeps it from a disk that a guest runs on."""
-    path, size = folder.disk(want.nonce), size_wanted(want)
+    path, size = folder.disk_of(want), size_wanted(want)
     found = await asyncio.to_thread(disk_size, path)
     if found is None or found >= size:
         return  # never smaller: what is there would be cut off
     command = ["qemu-img", "resize", "-q", "-f", "qcow2", path.name, str(size)]
     await run(command, deadline=30.0, cwd=folder.path)
     await barrier("driver.grow.half")
-    await asyncio.to_thread(_sync, path)
+    await asyncio.to_thread(sync_file, path)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -180,9 +180,9 @@ def _sync(path: Path) -> None:
 
 def drop_disks(folder: ServerFolder, want: Want) -> None:
     """Remove what a rebuild has replaced, and nothing else. Blocks."""
-    if not folder.disk(want.nonce).exists():
+    if not folder.disk_of(want).exists():
         raise DriverError("the new disk is not there: the old one stays")
     for nonce in want.replaced:
         if nonce != want.nonce:
-            folder.disk(nonce).unlink(missing_ok=True)
+            folder.disk(nonce, data=want.spec.data).unlink(missing_ok=True)
     sync_folder(folder.path)

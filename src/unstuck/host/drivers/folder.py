@@ -27,6 +27,9 @@ CONSOLE_START = 1 << 20
 CONSOLE_MAX = 8 << 20
 """A guest can write to its console for ever; beyond this its older half is given up."""
 
+DISKS = (".qcow2", ".ext4")
+"""How the names of finished disks end: over an image, or a volume for data."""
+
 _SERVER_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _IMAGE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _SHA512 = re.compile(r"[0-9a-f]{128}\Z")
@@ -121,12 +124,17 @@ class ServerFolder:
         self.console = self.path / "console.log"
         self.console_old = self.path / "console.log.1"
         self.output = self.path / "qemu.out"
+        self.channel = self.path / "channel"
         self.config = self.path / "config.img"
 
-    def disk(self, nonce: str) -> Path:
+    def disk(self, nonce: str, *, data: bool = False) -> Path:
+        """The server's disk: a root disk over an image, or (``data``) a volume with a file system in it."""
         if not _NONCE.match(nonce):
             raise DriverError("the grant's nonce cannot name a disk")
-        return self.path / f"disk-{nonce}.qcow2"
+        return self.path / f"disk-{nonce}.{'ext4' if data else 'qcow2'}"
+
+    def disk_of(self, want: Want) -> Path:
+        return self.disk(want.nonce, data=want.spec.data)
 
     def memory(self, edge: int) -> Path:
         """The saved memory of one guest process: by its number, so that no other start can load it."""
@@ -142,12 +150,13 @@ class ServerFolder:
         """The names of all finished disks in here, whoever made them."""
         with contextlib.suppress(FileNotFoundError):
             names = (path.name for path in self.path.iterdir())
-            return sorted(name for name in names if name.startswith("disk-") and name.endswith(".qcow2"))
+            return sorted(name for name in names if name.startswith("disk-") and name.endswith(DISKS))
         return []
 
     def other_disks(self, want: Want) -> list[str]:
         """Finished disks that are neither the wanted one nor one that it replaces."""
-        known = {self.disk(nonce).name for nonce in (want.nonce, *want.replaced)}
+        data = want.spec.data
+        known = {self.disk(nonce, data=data).name for nonce in (want.nonce, *want.replaced)}
         return [name for name in self.disks() if name not in known]
 
     def relative(self, path: Path) -> str:
@@ -158,6 +167,11 @@ class ServerFolder:
         if not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_folder(self.path.parent)
+
+    def make_channel(self) -> None:
+        """The folder of the guest's channel: whoever listens in there opens it to the guest's users."""
+        self.channel.mkdir(exist_ok=True)
+        self.channel.chmod(0o711)
 
     def sweep_parts(self) -> None:
         """Remove what helpers left half made when they were killed. Nothing else has such a name."""
@@ -271,7 +285,8 @@ def _holding(folder: ServerFolder, guest: Callable[[ServerFolder], Thing]) -> Ho
         grant, alive = folder.read_grant(), guest(folder)
         if grant is None:
             return Holding(folder.server_id, alive, Thing.PRESENT if folder.disks() else Thing.ABSENT)
-        disk = Thing.PRESENT if folder.disk(grant.nonce).exists() else Thing.ABSENT
+        data = grant.spec is not None and grant.spec.data
+        disk = Thing.PRESENT if folder.disk(grant.nonce, data=data).exists() else Thing.ABSENT
         if disk is Thing.ABSENT and folder.disks():
             disk = Thing.UNKNOWN  # a disk of another grant
     except (DriverError, OSError, msgspec.DecodeError):

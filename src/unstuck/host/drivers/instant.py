@@ -83,7 +83,7 @@ class InstantDriver:
         def make(folder: ServerFolder) -> None:
             folder.ensure()
             folder.write_grant(want, durable=False)
-            _make(folder, folder.disk(want.nonce))
+            _make(folder, folder.disk_of(want))
 
         await self._do(want, make)
 
@@ -98,7 +98,7 @@ class InstantDriver:
 
     async def start(self, want: Want) -> None:
         def start(folder: ServerFolder) -> None:
-            if not folder.disk(want.nonce).exists():
+            if not folder.disk_of(want).exists():
                 raise DriverError("the root disk is not there")
             saved = folder.memory(want.edge)
             folder.drop_memories(keep=saved)
@@ -186,7 +186,7 @@ class InstantDriver:
     def _see(self, want: Want) -> View:
         check_identity(self._host_dir, self._host_id)
         folder = ServerFolder(self._host_dir, want.server_id)
-        disk = Thing.PRESENT if folder.disk(want.nonce).exists() else Thing.ABSENT
+        disk = Thing.PRESENT if folder.disk_of(want).exists() else Thing.ABSENT
         nics = Thing.PRESENT if _nics(folder).exists() else Thing.ABSENT
         if not want.gone and not want.spec.nics:
             nics = Thing.PRESENT

@@ -15,7 +15,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -145,16 +145,21 @@ def _holds(pid: int, lock: os.stat_result) -> bool:
     return False
 
 
+def holders(path: Path) -> list[int]:
+    """Processes other than this one that have a lock file open. Costs a walk through all processes."""
+    try:
+        lock = path.stat()
+    except FileNotFoundError:
+        return []
+    return [pid for pid in _pids() if pid != os.getpid() and _holds(pid, lock)]
+
+
 def lock_holders(path: Path, server_id: str, folder: Path) -> list[Process]:
     """Processes on their way to become our guest: they hold our lock and carry our name.
 
     Costs a walk through all processes, so it is asked only when the pidfile does not say.
     """
-    try:
-        lock = path.stat()
-    except FileNotFoundError:
-        return []
-    found = (identify(pid, server_id, folder) for pid in _pids() if pid != os.getpid() and _holds(pid, lock))
+    found = (identify(pid, server_id, folder) for pid in holders(path))
     return [process for process in found if process is not None]
 
 
@@ -202,12 +207,23 @@ class Children:
         loop.add_reader(handle, ended)
 
 
-async def run(argv: Sequence[str], deadline: float, stdin: bytes = b"", cwd: Path | None = None) -> bytes:
-    """Run a helper to its end and return what it printed; at the deadline its whole group is killed."""
+async def run(
+    argv: Sequence[str],
+    deadline: float,
+    stdin: bytes = b"",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fine: tuple[int, ...] = (0,),
+) -> bytes:
+    """Run a helper to its end and return what it printed; at the deadline its whole group is killed.
+
+    ``fine``: exit statuses that are no failure.
+    """
     try:
         child = await asyncio.create_subprocess_exec(
             *argv,
             cwd=cwd,
+            env=env,
             # A pipe that nobody reads raises under some event loops when the helper ends first.
             stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -226,7 +242,7 @@ async def run(argv: Sequence[str], deadline: float, stdin: bytes = b"", cwd: Pat
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await asyncio.shield(child.wait())
-    if child.returncode:
+    if child.returncode not in fine:
         words = " | ".join(err.decode(errors="replace").strip().splitlines()[-3:])
         raise DriverError(f"{argv[0]} failed: {words or f'exit status {child.returncode}'}")
     return out

@@ -24,7 +24,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.host.driver import DriverError, words
-from unstuck.host.drivers import disk, memory
+from unstuck.host.drivers import disk, memory, volume
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import (
     FolderError,
@@ -71,6 +71,7 @@ class QemuDriver:
         source: ImageSource,
         *,
         networks: Bridges | None = None,
+        cache: ImageCache | None = None,
         on_event: Callable[[str], None] = lambda _: None,
         barrier: Barrier = no_barrier,
         run_as: str | None = "auto",
@@ -83,7 +84,7 @@ class QemuDriver:
         self._on_event = on_event
         self._barrier = barrier
         self.networks = networks if networks is not None else Bridges(host_id, knows=knows(self._host_dir))
-        self.cache = ImageCache(self._host_dir, source, barrier)
+        self.cache = cache if cache is not None else ImageCache(self._host_dir, source, barrier)
         self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
         self._guests = Guests(machine, self.cache, self._monitors, barrier, start_deadline, on_event)
@@ -165,20 +166,33 @@ class QemuDriver:
         await self.cache.fetch(want.spec.images)
 
     async def make_disk(self, want: Want) -> None:
-        await disk.make_disk(await self._checked(want), want, self.cache, self._barrier)
+        folder = await self._checked(want)
+        if want.spec.data:
+            await volume.make_volume(folder, want, self.cache.space, self._barrier, owner=0)
+        else:
+            await disk.make_disk(folder, want, self.cache, self._barrier)
 
     async def drop_disks(self, want: Want) -> None:
         await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
 
     async def grow_disk(self, want: Want) -> None:
-        await disk.grow_disk(await self._checked(want), want, self._barrier)
+        folder = await self._checked(want)
+        if not want.spec.data:
+            await disk.grow_disk(folder, want, self._barrier)
+        elif await asyncio.to_thread(alive, folder):
+            raise DriverError("a guest process of this server lives")
+        else:
+            await volume.grow_volume(folder.disk_of(want), disk.size_wanted(want), self._barrier)
 
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)
 
     async def start(self, want: Want) -> None:
+        folder = await self._checked(want)
+        if want.spec.data and not await asyncio.to_thread(alive, folder):
+            await volume.check_volume(folder.disk_of(want))
         with self.cache.pinned(want.spec.images):
-            await self._guests.start(await self._checked(want), want, tap_names(want))
+            await self._guests.start(folder, want, tap_names(want))
 
     async def pause(self, want: Want) -> None:
         await self._guests.tell(await self._checked(want), "stop")

@@ -21,6 +21,7 @@ from unstuck.host.drivers.process import (
     pidfile_holder,
     strays,
 )
+from unstuck.host.drivers.volume import volume_size
 
 STARTING = 10.0
 """Seconds that a child may take from its fork to its monitor, before it counts as hanging."""
@@ -45,12 +46,19 @@ def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> S
     """Raises FolderError or OSError where nothing can be said."""
     check_identity(host_dir, host_id)
     process, guest = _guest(folder, want)
-    disk, reason, short = _disk(folder, want)
-    old = any(folder.disk(nonce).exists() for nonce in want.replaced if nonce != want.nonce)
+    disk, reason, short, old = inspect_disk(folder, want)
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
     saved = folder.memory(want.edge).exists()
-    return Sight(process, guest, disk, present, reason, _thing(old), _thing(saved), short)
+    return Sight(process, guest, disk, present, reason, old, _thing(saved), short)
+
+
+def inspect_disk(folder: ServerFolder, want: Want) -> tuple[Thing, str, bool, Thing]:
+    """The wanted disk, what is wrong with it, whether it is too small; and those that it replaces."""
+    disk, reason, short = _disk(folder, want)
+    data = want.spec.data
+    old = any(folder.disk(nonce, data=data).exists() for nonce in want.replaced if nonce != want.nonce)
+    return disk, reason, short, _thing(old)
 
 
 def _thing(there: bool) -> Thing:
@@ -108,10 +116,9 @@ def _gone(folder: ServerFolder, want: Want) -> Gone:
 
 
 def _disk(folder: ServerFolder, want: Want) -> tuple[Thing, str, bool]:
-    """The wanted disk, what is wrong with it, and whether it is too small."""
-    path = folder.disk(want.nonce)
+    path = folder.disk_of(want)
     try:
-        size = disk_size(path)
+        size = volume_size(path) if want.spec.data else disk_size(path)
     except FileNotFoundError:
         if others := folder.other_disks(want):
             return Thing.UNKNOWN, f"a disk of another grant is here: {others[0]}", False

@@ -15,20 +15,21 @@ import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from unstuck.core.server.data import Nic, Thing, Want
+from unstuck.core.server.data import Access, Machine, Nic, Thing, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.process import run
-from unstuck.host.networks import rules
+from unstuck.host.networks import netns, rules
 from unstuck.host.networks.netlink import Link, read_link
 from unstuck.host.networks.rules import BRIDGE, TAP, Source
 
 DEADLINE = 10.0
 NEEDS_ROOT = "networks need root"
 NEEDS_ROOT_REMEDY = "start Unstuck as root on the host; a server without a network needs none (--no-network)"
+_LOST = re.compile(r" access=\S+")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -75,9 +76,10 @@ def _bridge_alias(host_id: str, network_id: str) -> str:
     return f"unstuck host={host_id} network={network_id}"
 
 
-def _tap_alias(host_id: str, server_id: str, nic: Nic) -> str:
+def _tap_alias(host_id: str, server_id: str, nic: Nic, access: Access | None) -> str:
+    """Also which access rules are applied: so a look needs not ask the packet filter."""
     what = f"server={server_id} port={nic.port_id} mac={nic.mac.lower()} ip={nic.address}"
-    return f"unstuck host={host_id} {what}"
+    return f"unstuck host={host_id} {what}" + ("" if access is None else f" access={rules.digest(access)}")
 
 
 def _check_ids(want: Want) -> None:
@@ -165,12 +167,14 @@ class Bridges:
             return Thing.UNKNOWN, NEEDS_ROOT
         names = tap_names(want)
         seen = await asyncio.to_thread(lambda: [read_link(name) for name in names])
+        if want.spec.machine is Machine.CONTAINER and not netns.is_there(want.server_id):
+            return Thing.ABSENT, ""
         for nic, link in zip(want.spec.nics, seen, strict=True):
             if link is not None and not self._is_server(link, want.server_id):
                 return Thing.UNKNOWN, f"link {link.ifname} belongs to something else"
             if link is None or not link.up or not await self._on_bridge(link, nic):
                 return Thing.ABSENT, ""
-            if link.ifalias != _tap_alias(self._host_id, want.server_id, nic):
+            if link.ifalias != _tap_alias(self._host_id, want.server_id, nic, want.spec.access):
                 return Thing.ABSENT, ""
         return Thing.PRESENT, ""
 
@@ -181,7 +185,8 @@ class Bridges:
         return link.master == old and self._is_bridge(await asyncio.to_thread(read_link, old), nic.network_id)
 
     async def _look_gone(self, want: Want) -> tuple[Thing, str]:
-        mine = [link for link in await self._all() if self._is_server(link, want.server_id)]
+        mine = any(self._is_server(link, want.server_id) for link in await self._all())
+        mine = mine or (want.spec.machine is Machine.CONTAINER and netns.is_named(want.server_id))
         if mine and not self._root:
             return Thing.UNKNOWN, NEEDS_ROOT
         return (Thing.PRESENT if mine else Thing.ABSENT), ""
@@ -199,18 +204,26 @@ class Bridges:
             bridges = {self._bridge(nic.network_id, links): nic for nic in want.spec.nics}
             for name, nic in bridges.items():
                 await self._make_bridge(name, nic, links.get(name))
-            await self._apply(bridges, sources, names)
-            for nic, name in zip(want.spec.nics, names, strict=True):
-                master = self._bridge(nic.network_id, links)
-                await self._make_tap(name, want.server_id, nic, links.get(name), master)
+            await self._apply(bridges, sources, names, want.spec.access)
+            if want.spec.machine is Machine.CONTAINER:
+                await self._make_netns(want, links)
+            for index, (nic, name) in enumerate(zip(want.spec.nics, names, strict=True)):
+                seen, master = links.get(name), self._bridge(nic.network_id, links)
+                if seen is None:
+                    await _make_link(want, name, index, nic)
+                elif not self._is_server(seen, want.server_id):
+                    raise DriverError(f"link {name} belongs to something else")
+                if want.spec.machine is Machine.CONTAINER:
+                    await netns.configure(want.server_id, index, nic)
+                await self._join(name, want, nic, master)
 
     async def remove(self, want: Want) -> None:
         """Remove the server's taps and what they may send as. The bridges stay: others may be coming."""
         self._need_root()
         async with self._lock:
-            await _remove_taps(
-                [link.ifname for link in await _links() if self._is_server(link, want.server_id)]
-            )
+            await _remove_taps([link for link in await _links() if self._is_server(link, want.server_id)])
+            if want.spec.machine is Machine.CONTAINER:
+                await netns.remove(want.server_id)
 
     async def guard(self) -> bool:
         """Put the filter back if somebody flushed it (``systemctl restart nftables`` does); True if so.
@@ -226,7 +239,15 @@ class Bridges:
                 return False
             taps = [(link.ifname, _facts(link)) for link in ours if link.ifname.startswith(TAP)]
             sources = [rules.source(name, facts.get("mac", ""), facts.get("ip", "")) for name, facts in taps]
-            await self._apply([link.ifname for link in ours if link.ifname.startswith(BRIDGE)], sources, ())
+            bridges = [link.ifname for link in ours if link.ifname.startswith(BRIDGE)]
+            # Whose access rules were lost is closed until they are known again: its agent sees it.
+            closed = [name for name, facts in taps if "access" in facts]
+            await self._apply(bridges, sources, closed, rules.NOBODY if closed else None)
+            await _batch(
+                f"link set dev {link.ifname} alias '{_LOST.sub(' access=lost', link.ifalias)}'"
+                for link in ours
+                if link.ifname in closed
+            )
             return True
 
     async def found_links(self) -> list[Found]:
@@ -247,7 +268,9 @@ class Bridges:
         self._need_root()
         async with self._lock:
             taps = [link for link in await _links() if link.ifname.startswith(TAP) and self._is_mine(link)]
-            await _remove_taps([tap.ifname for tap in taps if _facts(tap).get("server") not in running])
+            await _remove_taps([tap for tap in taps if _facts(tap).get("server") not in running])
+            for name in {_facts(tap).get("server", "") for tap in taps} - running:
+                await netns.remove(name)
             links = await _links()
             used = {link.master for link in links}
             ours = (link.ifname for link in links if link.ifname.startswith(BRIDGE) and self._is_mine(link))
@@ -286,23 +309,36 @@ class Bridges:
             lines.append(f"addr replace {gateway} dev {name}")
         await _batch(lines)
 
-    async def _make_tap(self, name: str, server_id: str, nic: Nic, seen: Link | None, bridge: str) -> None:
-        if seen is None:
-            await _batch([f"tuntap add dev {name} mode tap"])
-        elif not self._is_server(seen, server_id):
-            raise DriverError(f"link {name} belongs to something else")
+    async def _make_netns(self, want: Want, links: dict[str, Link]) -> None:
+        """Where the name was lost, the pairs lead nowhere that could be found again: they are made anew."""
+        if netns.is_there(want.server_id):
+            return
+        for name in tap_names(want):
+            if name in links and self._is_server(links[name], want.server_id):
+                await _batch([f"link del dev {name}"])
+                del links[name]
+        await netns.ensure(want.server_id)
+
+    async def _join(self, name: str, want: Want, nic: Nic, bridge: str) -> None:
+        alias = _tap_alias(self._host_id, want.server_id, nic, want.spec.access)
         await _batch(
             [
-                f"link set dev {name} alias '{_tap_alias(self._host_id, server_id, nic)}'",
+                f"link set dev {name} alias '{alias}'",
                 f"link set dev {name} mtu {nic.mtu} addrgenmode none",
                 f"link set dev {name} master {bridge}",
                 f"link set dev {name} up",
             ]
         )
 
-    async def _apply(self, bridges: Iterable[str], sources: list[Source], taps: tuple[str, ...]) -> None:
+    async def _apply(
+        self, bridges: Iterable[str], sources: list[Source], taps: Collection[str], access: Access | None
+    ) -> None:
+        """``access`` is that of all ``taps``."""
         stale = [entry for entry in await _sources() if entry.tap in taps and entry not in sources]
-        await _nft(rules.ensure_script(bridges, sources, stale))
+        script = rules.ensure_script(bridges, sources, stale)
+        for tap in taps:
+            script += rules.forget_access_script(tap) if access is None else rules.access_script(tap, access)
+        await _nft(script)
 
     async def _all(self) -> list[Link]:
         """All links; without root and without iproute2 nobody can have made one of ours."""
@@ -343,11 +379,22 @@ async def _batch(lines: Iterable[str]) -> None:
     await run(["ip", "-batch", "-"], DEADLINE, "".join(f"{line}\n" for line in lines).encode())
 
 
-async def _remove_taps(names: list[str]) -> None:
+async def _make_link(want: Want, name: str, index: int, nic: Nic) -> None:
+    """What the guest's end is: a tap that QEMU opens, or one half of a pair, the other in its namespace."""
+    if want.spec.machine is Machine.CONTAINER:
+        await _batch([netns.pair_line(name, want.server_id, index, nic)])
+    else:
+        await _batch([f"tuntap add dev {name} mode tap"])
+
+
+async def _remove_taps(links: list[Link]) -> None:
     """The taps last: while one is there, a removal that was cut short is seen and repeated."""
-    stale = [entry for entry in await _sources() if entry.tap in names]
-    if stale:
-        await _nft(rules.remove_script(stale))
+    names = [link.ifname for link in links]
+    script = rules.remove_script([entry for entry in await _sources() if entry.tap in names])
+    if any("access" in _facts(link) for link in links) and await _filter_is_there():
+        script += "".join(rules.forget_access_script(name) for name in names)
+    if script:
+        await _nft(script)
     if names:
         await _batch(f"link del dev {name}" for name in names)
 

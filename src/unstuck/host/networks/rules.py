@@ -3,16 +3,22 @@
 Two tables. ``inet unstuck``: a guest reaches nothing of the host but an echo, and only its own bridge.
 ``bridge unstuck``: a guest sends only with the MAC and address of its port. What is not listed is
 dropped, so that a lost entry silences one guest rather than opening the host.
+
+A guest with access rules has a chain of its own for what is on its way to it, from other guests and from the
+host alike. It needs no connection tracking: what goes to a served port is judged packet by packet, so that
+who is not let in any more is cut off at once; else only answers to what the guest itself began pass.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable
 
 import msgspec
 
+from unstuck.core.server.data import Access
 from unstuck.host.driver import DriverError
 
 BRIDGE = "unb"
@@ -30,12 +36,16 @@ class Source(msgspec.Struct, frozen=True):
     address: str
 
 
-def source(tap: str, mac: str, address: str) -> Source:
-    """Checked, because it becomes part of a program that nft runs."""
+def checked_mac(mac: str) -> str:
     if not _MAC.match(mac.lower()):
         raise DriverError(f"not a MAC address: {mac[:32]!r}")
+    return mac.lower()
+
+
+def source(tap: str, mac: str, address: str) -> Source:
+    """Checked, because it becomes part of a program that nft runs."""
     try:
-        return Source(tap, mac.lower(), str(ipaddress.IPv4Address(address)))
+        return Source(tap, checked_mac(mac), str(ipaddress.IPv4Address(address)))
     except ipaddress.AddressValueError:
         raise DriverError(f"not an IPv4 address: {address[:64]!r}") from None
 
@@ -63,6 +73,10 @@ add rule bridge unstuck prerouting iifname . ether saddr . ip saddr @sources acc
 add rule bridge unstuck prerouting ether type arp iifname . ether saddr . arp saddr ip @sources \
     iifname . arp saddr ether . arp saddr ip @sources accept
 add rule bridge unstuck prerouting iifname "{TAP}*" drop
+add map bridge unstuck guarded {{ type ifname : verdict; }}
+add chain bridge unstuck postrouting {{ type filter hook postrouting priority filter; policy accept; }}
+flush chain bridge unstuck postrouting
+add rule bridge unstuck postrouting oifname vmap @guarded
 """
 
 
@@ -82,6 +96,61 @@ def ensure_script(bridges: Iterable[str], sources: Iterable[Source], stale: Iter
     lines += [f"delete element bridge unstuck sources {{ {_element(s)} }}" for s in stale]
     lines += [f"add element bridge unstuck sources {{ {_element(s)} }}" for s in sources]
     return "\n".join(lines) + "\n"
+
+
+NOBODY = Access((), ())
+"""Nobody may open a connection."""
+
+
+def digest(access: Access) -> str:
+    """Short, the same for the same rules: what a link's alias says is applied."""
+    ports, cidrs = _checked(access)
+    return hashlib.sha256(f"{ports} {cidrs}".encode()).hexdigest()[:12]
+
+
+def _checked(access: Access) -> tuple[list[int], list[str]]:
+    """In order, without what is in another; checked, because it becomes part of a program."""
+    try:
+        networks = [ipaddress.IPv4Network(cidr, strict=False) for cidr in access.cidrs]
+    except ValueError:
+        raise DriverError("an access rule names what is not an IPv4 network") from None
+    ports = sorted(set(access.ports))
+    if any(not 0 < port < 65536 for port in ports):
+        raise DriverError("an access rule names what is not a TCP port")
+    return ports, [str(network) for network in ipaddress.collapse_addresses(networks)]
+
+
+def access_script(tap: str, access: Access) -> str:
+    """Who may open connections to the guest behind a tap, in place of what was said before."""
+    chain = f"bridge unstuck {_chain(tap)}"
+    ports, cidrs = _checked(access)
+    rules = ["ether type arp accept"]
+    if ports:
+        served = f"tcp dport {{ {', '.join(map(str, ports))} }}"
+        if cidrs:
+            rules.append(f"{served} ip saddr {{ {', '.join(cidrs)} }} accept")
+        rules.append(f"{served} drop")
+    rules += [
+        "tcp flags & (syn|ack) != syn accept",
+        "icmp type { echo-reply, destination-unreachable, time-exceeded } accept",
+        "drop",
+    ]
+    lines = [f"add chain {chain}", f"flush chain {chain}", *(f"add rule {chain} {rule}" for rule in rules)]
+    lines.append(f'add element bridge unstuck guarded {{ "{tap}" : jump {_chain(tap)} }}')
+    return "\n".join(lines) + "\n"
+
+
+def forget_access_script(tap: str) -> str:
+    """Adding first makes the deletion succeed in any case."""
+    chain = f"bridge unstuck {_chain(tap)}"
+    entry = f'bridge unstuck guarded {{ "{tap}" : jump {_chain(tap)} }}'
+    lines = [f"add chain {chain}", f"add element {entry}"]
+    lines += [f"delete element {entry}", f"flush chain {chain}", f"delete chain {chain}"]
+    return "\n".join(lines) + "\n"
+
+
+def _chain(tap: str) -> str:
+    return f"to-{tap}"
 
 
 def remove_script(sources: Iterable[Source]) -> str:

@@ -1,0 +1,1 @@
+"""Guests in containers: podman makes them, the kernel's control groups say which of them live."""

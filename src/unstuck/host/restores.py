@@ -1,0 +1,62 @@
+"""Restores: a guest reads what its grant names, piece by piece, and nothing else."""
+
+from __future__ import annotations
+
+from unstuck.blobs.chunks import chunk_key
+from unstuck.core.instance.guestwire import Done, Fetch, Response, Restore
+from unstuck.core.instance.wire import AskGrant, RestoreGrant, Who
+from unstuck.host.guestcalls import Desk, Guest, refuse
+from unstuck.host.pieces import Pieces, Through, digest
+
+
+class Restores:
+    """The restore of one guest. The grant, and the key in it, stay in memory."""
+
+    def __init__(self, desk: Desk, guest: Guest) -> None:
+        self._desk = desk
+        self._guest = guest
+        self._grant: RestoreGrant | None = None
+
+    def forget(self) -> None:
+        """The data is there: the grant has served its purpose."""
+        self._grant = None
+
+    async def ask(self) -> Response:
+        grant = await self._granted(afresh=True)
+        return Restore(grant.content, grant.identity)
+
+    async def fetch(self, ask: Fetch) -> tuple[Response, bytes]:
+        grant = await self._granted()
+        if not 0 <= ask.index < len(grant.content.chunks):
+            raise refuse("invalid", f"the backup has no piece {ask.index}")
+        chunk = grant.content.chunks[ask.index]
+        key, pieces = chunk_key(grant.prefix, ask.index), self._pieces(grant)
+        found = await self._desk.objects(self._guest, "fetch", lambda: pieces.get(key))
+        if found is None:
+            raise refuse("gone", f"piece {ask.index} of the backup is not in the blob store")
+        if len(found) != chunk.sealed_length or await digest(found) != chunk.sealed_digest:
+            raise refuse("invalid", f"piece {ask.index} of the backup is not the object that was written")
+        return Done(), found
+
+    async def _granted(self, *, afresh: bool = False) -> RestoreGrant:
+        want = self._guest.database
+        if want.origin.backup_id is None:
+            raise refuse("gone", "the instance is not made from a backup")
+        if want.data_recorded:
+            raise refuse("gone", "the instance has its data")
+        grant = self._grant
+        if afresh or grant is None or grant.backup_id != want.origin.backup_id:
+            word = AskGrant(self._who())
+            grant = await self._desk.call("grant", "gone", lambda: self._desk.control.restore_grant(word))
+            if grant.backup_id != want.origin.backup_id:
+                raise refuse("gone", "another backup was granted than the instance is made from")
+            self._grant = grant
+        return grant
+
+    def _pieces(self, grant: RestoreGrant) -> Pieces:
+        if grant.place is None:
+            return Through(self._desk.control, self._who)
+        return self._desk.place(grant.place)
+
+    def _who(self) -> Who:
+        return self._desk.who(self._guest)
