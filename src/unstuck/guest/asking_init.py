@@ -15,6 +15,8 @@ from typing import Any, Final
 from unstuck.guest.tools import Child, ToolFailed, leash
 from unstuck.runtime.processes import ProcessId
 
+INIT: Final = "UNSTUCK_INIT"
+"""In the agent's environment: PID 1's socket."""
 ANSWER: Final = 10.0
 """Seconds for PID 1's answer; it does nothing that takes long."""
 _LEASH: Final = 3

@@ -34,7 +34,13 @@ LASTED: Final = 60.0
 ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 AGENT_ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "2"}
 """Pieces of a backup go back to the system at once: the heap would keep the largest there ever were."""
-_PASSED: Final = ("PYTHONPATH", "UNSTUCK_STOP_AT", "UNSTUCK_LOG")
+_PASSED: Final = (
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "UNSTUCK_LOG",
+    "UNSTUCK_STOP_AT",
+)
 
 
 def say(text: str) -> None:
@@ -95,7 +101,10 @@ def start_time(pid: int) -> int | None:
 class Init:
     """The whole of it."""
 
-    def __init__(self, agent: list[str], agent_user: User, user: User, listener: socket.socket) -> None:
+    def __init__(
+        self, agent: list[str], agent_user: User, user: User, listener: socket.socket, path: Path
+    ) -> None:
+        self._path = path
         self._agent = agent
         self._agent_user = agent_user
         self._user = user
@@ -137,8 +146,8 @@ class Init:
     def _keep_agent(self) -> None:
         if self._agent_pid or time.monotonic() < self._agent_due:
             return
-        passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-        environment = {**ENVIRONMENT, **AGENT_ENVIRONMENT, **passed}
+        passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
+        environment = {**ENVIRONMENT, **AGENT_ENVIRONMENT, **passed, "UNSTUCK_INIT": str(self._path)}
         groups = [self._agent_user.gid, self._user.gid]
         self._agent_pid = spawn(self._agent, self._agent_user, groups, [self._nothing, 1, 2], environment)
         self._agent_started = time.monotonic()
@@ -328,8 +337,8 @@ def main(argv: list[str] | None = None) -> int:
     share(told.run, agent, user, 0o750)
     share(told.run / "pg", agent, user, 0o2770)
     share(told.volume, agent, user, 0o2770)
-    listener = listen(told.run / "init.sock", agent)
-    return Init(told.agent, agent, user, listener).run(told.patience)
+    path = told.run / "init.sock"
+    return Init(told.agent, agent, user, listen(path, agent), path).run(told.patience)
 
 
 if __name__ == "__main__":
