@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.core.instance.explain import explain as explain_instance
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
 from unstuck.core.server.explain import held_back as unheard
@@ -15,6 +17,7 @@ from unstuck.core.time import Now
 from unstuck.store.engine import Tx
 from unstuck.store.generation import held_back
 from unstuck.store.host_lists import HostRow
+from unstuck.store.instance_lists import show_instance
 from unstuck.store.overview import inventory, overview, tombstone
 from unstuck.store.readable import find_unreadable
 from unstuck.store.readdress import readdressed as notes
@@ -25,13 +28,29 @@ BASE = "/unstuck/v1"
 
 async def explain_one(call: Call) -> Reply:
     """``GET /unstuck/v1/explain/{kind}/{id}``."""
-    if call.params["kind"] != "server":
-        raise not_found(f"There is no kind {call.params['kind'][:60]!r}; there is: server.")
-    scope = None if call.is_admin else call.project_id
+    kind = call.params["kind"]
+    if kind not in _KINDS:
+        raise not_found(f"There is no kind {kind[:60]!r}; there are: {', '.join(_KINDS)}.")
+    return Reply(await _KINDS[kind](call, None if call.is_admin else call.project_id))
+
+
+async def _server(call: Call, scope: str | None) -> dict[str, Any]:
     shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
     said = await call.store.run_read(_beside, shown.item.facts, explain(shown.item.facts, shown.now))
     told = msgspec.to_builtins(said)
-    return Reply({"kind": "server", "id": shown.item.id, "name": shown.item.name, **told})
+    return {"kind": "server", "id": shown.item.id, "name": shown.item.name, **told}
+
+
+async def _instance(call: Call, scope: str | None) -> dict[str, Any]:
+    shown = await call.store.run_read(show_instance, call.params["id"], scope, deleted=None)
+    told = msgspec.to_builtins(explain_instance(shown.item.facts, shown.now))
+    return {"kind": "instance", "id": shown.item.id, "name": shown.item.name, **told}
+
+
+_KINDS: dict[str, Callable[[Call, str | None], Awaitable[dict[str, Any]]]] = {
+    "server": _server,
+    "instance": _instance,
+}
 
 
 def _beside(tx: Tx, server: Server, said: Explanation) -> Explanation:
