@@ -161,7 +161,8 @@ class GuestService:
         if not self._hellos.take(self._port.clock()) or not guest.bucket.take(self._port.clock()):
             return NotNow(Problem.UNREACHABLE, "too many hellos", 2.0)
         version = hello.agent_version.replace("\0", "")[:64]
-        word = GuestRegister(self._desk.who(guest), hello.start, hello.protocol, version)
+        number = self._voice.next_sequence()  # a late copy of it ends nobody
+        word = GuestRegister(self._desk.who(guest), hello.start, hello.protocol, version, number)
         try:
             answer = await self._desk.call("register", "gone", lambda: self._control.guest_register(word))
         except Said as said:
