@@ -9,11 +9,15 @@ import msgspec
 
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.core.backup.explain import explain as explain_backup
+from unstuck.core.backup.status import status as backup_status
 from unstuck.core.instance.explain import explain as explain_instance
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
 from unstuck.core.server.explain import held_back as unheard
 from unstuck.core.time import Now
+from unstuck.store.backup_rows import BackupRow
+from unstuck.store.backups import get_backup
 from unstuck.store.engine import Tx
 from unstuck.store.generation import held_back
 from unstuck.store.host_lists import HostRow
@@ -47,9 +51,25 @@ async def _instance(call: Call, scope: str | None) -> dict[str, Any]:
     return {"kind": "instance", "id": shown.item.id, "name": shown.item.name, **told}
 
 
+async def _backup(call: Call, scope: str | None) -> dict[str, Any]:
+    row, now = await call.store.run_read(_one_backup, call.params["id"], scope)
+    said = explain_backup(row.backup, now.lease)
+    return {
+        "kind": "backup", "id": row.id, "name": row.name, "status": backup_status(row.backup), "task": None,
+        "host_status": "", "reason": said.why, "holder": said.holder, "next": said.next,
+        "since_seconds": None, "since": None,
+        "by_seconds": None if said.by is None else max(said.by - now.lease, 0.0), "conditions": [],
+    }  # fmt: skip
+
+
+def _one_backup(tx: Tx, backup_id: str, scope: str | None) -> tuple[BackupRow, Now]:
+    return get_backup(tx, backup_id, scope), tx.now
+
+
 _KINDS: dict[str, Callable[[Call, str | None], Awaitable[dict[str, Any]]]] = {
     "server": _server,
     "instance": _instance,
+    "backup": _backup,
 }
 
 
