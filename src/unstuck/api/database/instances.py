@@ -153,7 +153,8 @@ async def delete(call: Call) -> Reply:
     """``DELETE /instances/{id}``: in every state, unless it is protected."""
     key = object_id(call.params["id"], "Instance")
     await call.store.run_read(show_instance, key, scope(call))
-    host = await call.store.run(store.delete_instance, key, scope(call), caller(call))
+    kept = call.app.settings.database_trash_seconds
+    host = await call.store.run(store.delete_instance, key, scope(call), caller(call), trash_seconds=kept)
     wake(call, host)
     return Reply()
 
