@@ -87,7 +87,7 @@ def test_servers_of_instances_are_in_no_list_of_their_owner(
 def test_what_is_another_projects_is_not_there(trove: Trove, operator: Trove, site: DatabaseSite) -> None:
     key = make(operator, site)
     for method, path in (
-        ("GET", ""), ("DELETE", ""), ("GET", "/databases"), ("GET", "/root"),
+        ("GET", ""), ("DELETE", ""), ("GET", "/backups"), ("GET", "/databases"), ("GET", "/root"),
     ):  # fmt: skip
         assert key in trove.missing(method, f"/instances/{key}{path}")
     trove.missing("PUT", f"/instances/{key}", json={"instance": {"name": "mine"}})

@@ -10,6 +10,9 @@ from running import Running
 from tests.compute_fakes import settle
 from tests.database_site import DatabaseSite, control_instances
 
+from unstuck.blobs import keyring
+from unstuck.blobs.site import BackupSite
+from unstuck.blobs.stores import Stores
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastores.postgresql.requests import answer
@@ -23,6 +26,9 @@ class Databases(Running):
 
     def __init__(self, store: Store, folder: Path, server: str) -> None:
         super().__init__(store, folder)
+        keyring.ensure(folder / "keys", folder / "recovery.json")
+        stores = Stores(folder / "objects", folder / "backup-stores.json")
+        self.app.app.extra["backups"] = BackupSite(stores, keyring.load(folder / "keys"))
         self.site.host.wake = self.app.app.notifier.wake
         self.site.host.answerer = self.answer
         self._server = server

@@ -193,6 +193,41 @@ def test_databases_users_and_root_on_a_real_postgresql(
     refused(openstack, "database db delete shop books", "books")
 
 
+def test_backups_and_where_they_go(openstack: Shell, cloud: Databases) -> None:
+    key = create(openstack)["id"]
+    healthy(openstack, "shop")
+    made = openstack.json("database backup create monday -i shop --description before")
+    assert (made["status"], made["instance_id"]) == ("NEW", key)
+    assert (made["datastore"], made["datastore_version"]) == ("postgresql", "17")
+    assert openstack.json("database backup show monday")["id"] == made["id"]
+    for line in (
+        "list",
+        "list -i shop",
+        "list --datastore postgresql",
+        "list --all-projects",
+        "list instance shop",
+    ):
+        [listed] = openstack.json(f"database backup {line}")
+        assert (listed["Name"], listed["Status"]) == ("monday", "NEW")
+    refused(openstack, "database backup create tuesday -i shop", "under way")
+    refused(openstack, "database backup create tuesday -i shop --incremental", "incremental")
+    refused(openstack, "database backup create x --restore-from http://x --restore-size 1", "other clouds")
+    line = "database instance create again --flavor m1.tiny --size 1 --backup monday"
+    refused(openstack, line, "not finished")
+    openstack("database backup delete monday")
+    assert openstack.json("database backup list") == []
+    assert (
+        openstack.json("database backup strategy create --swift-container local")["swift_container"]
+        == "local"
+    )
+    openstack(f"database backup strategy create --swift-container local --instance-id {key}")
+    assert len(openstack.json("database backup strategy list")) == 2
+    assert len(openstack.json(f"database backup strategy list --instance-id {key}")) == 1
+    openstack(f"database backup strategy delete --instance-id {key}")
+    openstack("database backup strategy delete")
+    assert openstack.json("database backup strategy list") == []
+
+
 @pytest.mark.parametrize(
     ("line", "word"),
     [

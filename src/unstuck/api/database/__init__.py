@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unstuck.api.database import (
+    backups,
     databases,
     datastores,
     flavors,
@@ -11,6 +12,7 @@ from unstuck.api.database import (
     mgmt,
     offered,
     root,
+    strategies,
     users,
 )
 from unstuck.api.routes import Route
@@ -24,5 +26,7 @@ ROUTES: list[Route] = [
     *databases.ROUTES,
     *users.ROUTES,
     *root.ROUTES,
+    *backups.ROUTES,
+    *strategies.ROUTES,
     *offered.ROUTES,
 ]
