@@ -90,7 +90,7 @@ async def told(client: httpx2.AsyncClient, path: str, body: Any) -> httpx2.Respo
         ({"generation": "x" * 65}, "view.generation"),
         ({"facts": {str(number): "" for number in range(33)}}, "view.facts"),
         ({"facts": {"x" * 65: ""}}, "view.facts"),
-        ({"facts": {"version": "x" * 2001}}, "view.facts.version"),
+        ({"facts": {"version": "x" * 257}}, "view.facts.version"),
         ({"trouble": Trouble("x" * 65, "", "")}, "view.trouble.code"),
         ({"trouble": Trouble("", "x" * 2001, "")}, "view.trouble.reason"),
         ({"done": -1}, "view.done"),

@@ -212,7 +212,7 @@ def check_view(view: DatabaseView) -> None:
     if len(view.facts) > 32:
         raise refuse("invalid", "`facts` holds too much")
     _check_words((view.generation, *view.facts), 64)
-    _check_words(tuple(view.facts.values()), 2000)
+    _check_words(tuple(view.facts.values()), 256)
     _check_numbers(view.restart, view.volume_used_mb, view.volume_size_mb, view.done, view.total)
     if view.trouble is not None:
         _check_words((view.trouble.code,), 64)

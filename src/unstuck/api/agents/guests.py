@@ -21,7 +21,7 @@ ID_MAX: Final = 64
 WORD_MAX: Final = 64
 TEXT_MAX: Final = 2000
 FACTS_MAX: Final = 32
-FACT_MAX: Final = 2000
+FACT_MAX: Final = 256
 _NUMBER_MAX: Final = 2**53
 
 _register = msgspec.json.Decoder(GuestRegister)
