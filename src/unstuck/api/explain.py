@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
+from unstuck.api.database.backup_views import extension as backup_extension
+from unstuck.api.database.views import extension
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
-from unstuck.core.backup.explain import explain as explain_backup
 from unstuck.core.backup.status import status as backup_status
 from unstuck.core.instance.explain import explain as explain_instance
+from unstuck.core.instance.status import status as instance_status
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
 from unstuck.core.server.explain import held_back as unheard
@@ -32,45 +33,45 @@ BASE = "/unstuck/v1"
 
 async def explain_one(call: Call) -> Reply:
     """``GET /unstuck/v1/explain/{kind}/{id}``."""
-    kind = call.params["kind"]
-    if kind not in _KINDS:
-        raise not_found(f"There is no kind {kind[:60]!r}; there are: {', '.join(_KINDS)}.")
-    return Reply(await _KINDS[kind](call, None if call.is_admin else call.project_id))
+    match call.params["kind"]:
+        case "server":
+            return await _server(call)
+        case "instance":
+            return await _instance(call)
+        case "backup":
+            return await _backup(call)
+        case other:
+            raise not_found(f"There is no kind {other[:60]!r}; there are: server, instance, backup.")
 
 
-async def _server(call: Call, scope: str | None) -> dict[str, Any]:
+async def _instance(call: Call) -> Reply:
+    found = await call.store.run_read(show_instance, call.params["id"], _scope(call), deleted=None)
+    item, state = found.item, instance_status(found.item.facts, found.now)
+    said = msgspec.to_builtins(explain_instance(item.facts, found.now))
+    told = {"status": state.status, "operating_status": state.operating_status, **extension(item, found.now)}
+    return Reply({"kind": "instance", "id": item.id, "name": item.name, **said, **told})
+
+
+async def _backup(call: Call) -> Reply:
+    row, now = await call.store.run_read(_backup_row, call.params["id"], _scope(call))
+    told = {"status": backup_status(row.backup), **backup_extension(row, now)}
+    return Reply({"kind": "backup", "id": row.id, "name": row.name, **told})
+
+
+def _backup_row(tx: Tx, backup_id: str, project_id: str | None) -> tuple[BackupRow, Now]:
+    return get_backup(tx, backup_id, project_id), tx.now
+
+
+def _scope(call: Call) -> str | None:
+    return None if call.is_admin else call.project_id
+
+
+async def _server(call: Call) -> Reply:
+    scope = _scope(call)
     shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
     said = await call.store.run_read(_beside, shown.item.facts, explain(shown.item.facts, shown.now))
     told = msgspec.to_builtins(said)
-    return {"kind": "server", "id": shown.item.id, "name": shown.item.name, **told}
-
-
-async def _instance(call: Call, scope: str | None) -> dict[str, Any]:
-    shown = await call.store.run_read(show_instance, call.params["id"], scope, deleted=None)
-    told = msgspec.to_builtins(explain_instance(shown.item.facts, shown.now))
-    return {"kind": "instance", "id": shown.item.id, "name": shown.item.name, **told}
-
-
-async def _backup(call: Call, scope: str | None) -> dict[str, Any]:
-    row, now = await call.store.run_read(_one_backup, call.params["id"], scope)
-    said = explain_backup(row.backup, now.lease)
-    return {
-        "kind": "backup", "id": row.id, "name": row.name, "status": backup_status(row.backup), "task": None,
-        "host_status": "", "reason": said.why, "holder": said.holder, "next": said.next,
-        "since_seconds": None, "since": None,
-        "by_seconds": None if said.by is None else max(said.by - now.lease, 0.0), "conditions": [],
-    }  # fmt: skip
-
-
-def _one_backup(tx: Tx, backup_id: str, scope: str | None) -> tuple[BackupRow, Now]:
-    return get_backup(tx, backup_id, scope), tx.now
-
-
-_KINDS: dict[str, Callable[[Call, str | None], Awaitable[dict[str, Any]]]] = {
-    "server": _server,
-    "instance": _instance,
-    "backup": _backup,
-}
+    return Reply({"kind": "server", "id": shown.item.id, "name": shown.item.name, **told})
 
 
 def _beside(tx: Tx, server: Server, said: Explanation) -> Explanation:
