@@ -14,7 +14,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, asks, hosts, operations, placements, servers
-from unstuck.store.schema.database import instances
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.images import images
 
 
@@ -90,6 +90,14 @@ _OTHERS = {
         .select_from(images)
         .where(images.c.upload_until > 0)  # which an index answers; IS NOT NULL is a scan on SQLite
     ),
+    "backup": Prepared(
+        _sums(backups.c.since, backups.c.next_look).select_from(backups).where(backups.c.ended == sa.null())
+    ),
+    "backup_removal": Prepared(
+        _sums(backups.c.since, backups.c.next_look)
+        .select_from(backups)
+        .where(sa.not_(backups.c.settled), backups.c.ended != sa.null())
+    ),
     "ask": Prepared(_sums(asks.c.since, asks.c.deadline).select_from(asks)),
 }
 _TOMBSTONES = Prepared(
@@ -116,7 +124,7 @@ def _moving(row: Any, now: Now) -> Moving:
 
 
 def figures(tx: Tx) -> Figures:
-    """Everything that is on its way, and every host's state: eight statements."""
+    """Everything that is on its way, and every host's state: ten statements."""
     now = tx.now
     found = dict.fromkeys(SERVER_KINDS, Moving())
     for row in _SERVERS.all(tx, now=now.lease):
