@@ -118,7 +118,8 @@ def frozen(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     groups = {line.split(":", 2)[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
     if unified():
-        return (ROOT / groups[""] / "cgroup.freeze").read_text().strip() == "1"
+        # What is frozen above counts too, which the group's own order does not say.
+        return "frozen 1" in (ROOT / groups[""] / "cgroup.events").read_text().splitlines()
     return (ROOT / "freezer" / groups["freezer"] / "freezer.state").read_text().strip() != "THAWED"
 
 
