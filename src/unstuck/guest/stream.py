@@ -15,7 +15,8 @@ async def open_way(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     """
     if not stat.S_ISCHR(path.stat().st_mode):  # noqa: ASYNC240 (devices and sockets only)
         # By way of its folder: the path of a socket has 107 bytes at most.
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Only to pass through: who the agent runs as may not list it.
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
         finally:
@@ -40,6 +41,9 @@ class _Closing(asyncio.StreamReaderProtocol):
     def __init__(self, reader: asyncio.StreamReader, reading: asyncio.ReadTransport) -> None:
         super().__init__(reader)
         self._reading = reading
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The reader has its transport already: that of the reading half."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.close()
