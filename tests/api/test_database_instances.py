@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,30 @@ def test_an_instance_is_built_shown_and_deleted(trove: Trove, site: DatabaseSite
     assert trove.get("/instances")["instances"] == []
 
 
+def test_a_password_is_written_nowhere(
+    trove: Trove, site: DatabaseSite, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    secret = "never-write-this-down"
+    user = {"name": "anna", "password": secret}
+    answers = [trove.ask("POST", "/instances", json=site.body(users=[user])).text]
+    for wrong in ({"users": [{**user, "colour": 1}]}, {"users": [{**user, "host": "h"}]}, {"users": secret}):
+        answers.append(trove.bad("POST", "/instances", json=site.body(**wrong)))
+    site.settle(4)
+    key = trove.get("/instances")["instances"][0]["id"]
+    with site.running():
+        answers.append(trove.ask("POST", f"/instances/{key}/users", json={"users": [user]}).text)
+        change = {"user": {"password": secret}}
+        answers.append(trove.ask("PUT", f"/instances/{key}/users/anna", json=change).text)
+    assert len(site.host.asked) == 2
+    assert secret not in "".join(answers)
+    out, errors = capfd.readouterr()
+    assert secret not in caplog.text + out + errors
+    for file in tmp_path.iterdir():
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes(), file
+
+
 def test_servers_of_instances_are_in_no_list_of_their_owner(
     trove: Trove, operator: Trove, site: DatabaseSite, demo: Cloud, admin: Cloud
 ) -> None:
@@ -128,6 +153,7 @@ def test_instances_come_in_pages(trove: Trove, site: DatabaseSite) -> None:
         seen += [item["id"] for item in answer["instances"]]
         following = [link["href"] for link in answer.get("links", [])]
         path = following[0].partition(trove.base)[2] if following else ""
+    assert len(trove.get("/instances")["instances"]) == 5
     assert len(seen) == 5
     assert set(seen) == keys
     assert "limit" in trove.bad("GET", "/instances?limit=many")
@@ -330,6 +356,9 @@ def test_a_silent_agent_is_said_to_be_silent(trove: Trove, site: DatabaseSite) -
     assert (shown["status"], shown["operating_status"]) == ("ACTIVE", "ERROR")
     assert "silent" in shown["unstuck"]["reason"]
     assert shown["unstuck"]["agent_alive"] is False
+    explained = trove.cloud.get(f"/unstuck/v1/explain/instance/{key}").json()
+    assert (explained["status"], explained["name"]) == ("ACTIVE", "shop")
+    assert explained["reason"] == shown["unstuck"]["reason"]
 
 
 def test_what_is_not_offered_says_so(trove: Trove, site: DatabaseSite) -> None:

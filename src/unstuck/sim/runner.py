@@ -18,12 +18,13 @@ from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.runtime.marks import Forgetful
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
-from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
+from unstuck.sim.invariants import Truth, differences, fingerprint, unfinished_images, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
 from unstuck.sim.setback import Jump, Setback, aftermath
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
 from unstuck.store import (
     agents,
+    captures,
     clock,
     generation,
     host_loss,
@@ -40,6 +41,7 @@ from unstuck.store.rows import load_server
 from unstuck.store.schema import metadata
 from unstuck.store.schema.compute import servers as server_table
 from unstuck.store.schema.identity import projects
+from unstuck.store.schema.images import images
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,6 +147,8 @@ class Run:
         self.hosts = [SimHost(self.engine, host_id) for host_id in self.cloud.host_ids]
         self.truth = Truth(self.store, self.hosts)
         self.expected: dict[str, str] = {}
+        self.images: dict[str, bool] = {}
+        """Images that users asked for, and whether they still want them."""
         self.control: Process | None = None
         self.agents: dict[str, Process] = {}
         self.down_until: dict[str, float] = {}
@@ -199,9 +203,9 @@ class Run:
         if old is not None:
             old.kill()  # the host's lock: whoever takes over ends the holder first
         process = self.agents[host.id] = self.engine.process(f"agent-{host.id}")
-        driver = SimDriver(host, self.truth)
-        self.drivers[process] = driver
         client = SimControl(self.store, host.id, self._control_up, lambda: self._wake("control"))
+        driver = SimDriver(host, self.truth, client, process)
+        self.drivers[process] = driver
         agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce(), host.marks, self._wall)
         self.minds[host.id] = agent
         host.wake = process.wake
@@ -347,6 +351,7 @@ class Run:
                     f"{self.scripts} scripts"
                 )
             self.truth.violations.extend(self.store.read(differences, self.hosts, self.expected))
+            self.truth.violations.extend(self.store.read(unfinished_images))
         except Broken:
             pass
         finally:
@@ -587,6 +592,25 @@ class SimUser:
         await self._request("revert", server_resize.revert_resize, name, self._caller())
         self._run.expected[name] = self._before[name]
 
+    async def create_image(self, name: str, image: str) -> None:
+        self._run.images[image] = True
+        asked = captures.Capture(image_id=image, name=image, properties={}, most=100)
+        await self._request("create_image", captures.create_image_of, name, None, asked, self._caller())
+
+    async def image_ends(self, image: str) -> bool:
+        """Wait until it is active, or gone; which."""
+        for _ in range(900):
+            state = self._run.store.read(_image_state, image)
+            if state != "waiting":
+                return state == "active"
+            await self.wait(1.0)
+        self.fail(f"image {image} came to no end")
+        return False
+
+    async def delete_image(self, image: str) -> None:
+        self._run.images[image] = False
+        await self._request("delete_image", _delete_image, image)
+
     async def shelve(self, name: str) -> None:
         self._wish(name, "stop")
         await self._request("shelve", server_shelve.shelve_server, name, self._caller())
@@ -711,6 +735,19 @@ def _strike_once(tx: Tx, host_id: str) -> None:
 def _host_of(tx: Tx, server_id: str) -> str | None:
     loaded = load_server(tx, server_id)
     return None if loaded is None or loaded.server.place is None else loaded.server.place.host_id
+
+
+def _image_state(tx: Tx, image_id: str) -> str:
+    row = tx.execute(
+        sa.select(images.c.data_name, images.c.deleted_wall).where(images.c.id == image_id)
+    ).one()
+    if row.deleted_wall is not None:
+        return "gone"
+    return "active" if row.data_name is not None else "waiting"
+
+
+def _delete_image(tx: Tx, image_id: str) -> str | None:
+    return captures.delete_image(tx, image_id, project_id="p")[1]
 
 
 def _wanted(tx: Tx, server_id: str) -> Power:

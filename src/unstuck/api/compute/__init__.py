@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unstuck.api.compute import (
     actions,
+    capture,
     extras,
     flavors,
     hosts,
@@ -26,6 +27,7 @@ ROUTES: list[Route] = [
     *actions.ROUTES,
     *rebuild.ROUTES,
     *resize.ROUTES,
+    *capture.ROUTES,
     *shelve.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
-from unstuck.api.database.common import BASE, PAGE_MAX, invalid, limit, marker, page
+from unstuck.api.database.common import BASE, invalid, limit, marker, page
 from unstuck.api.database.databases import MOST, NamedDatabase
 from unstuck.api.database.guest import Budget, ask
 from unstuck.api.database.names import database_name, host_of, password_verifier, user_name
@@ -114,7 +114,7 @@ async def create(call: Call) -> Reply:
 async def list_users(call: Call) -> Reply:
     """``GET``: by name, without the datastore's own."""
     after = (marker(call) or "").removesuffix("@%")
-    said = await ask(call, ListUsers(limit(call, PAGE_MAX), after))
+    said = await ask(call, ListUsers(limit(call), after))
     shown = [_view(user) for user in said.users]
     return page(call, "users", shown, shown[-1]["name"] if said.more and shown else None)
 
