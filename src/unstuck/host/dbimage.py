@@ -172,6 +172,9 @@ def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target:
         *("--invalidation-mode", "unchecked-hash", f"/{_CODE}"),
     ])  # fmt: skip
     run(["chmod", "-R", "u=rwX,go=rX", str(tree / HOME)])
+    for name in ("tmp", "var/tmp"):  # a runtime gives what it mounts there the folder's mode
+        (tree / name).mkdir(exist_ok=True)
+        (tree / name).chmod(0o1777)
     pack(tree, target)
 
 
