@@ -6,17 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_NEEDED = (
-    "obstore",
-    "cryptography",
-    "httpx",
-    "httpx2",
-    "sqlalchemy",
-    "starlette",
-    "uvicorn",
-    "argon2",
-    "rich",
-)
+NOT_NEEDED = ("obstore", "cryptography", "httpx", "httpx2", "sqlalchemy", "starlette", "argon2")
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,6 +14,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, asks, hosts, operations, placements, servers
+from unstuck.store.schema.database import backups
 from unstuck.store.schema.images import images
 
 
@@ -73,6 +74,14 @@ _OTHERS = {
         .select_from(images)
         .where(images.c.upload_until > 0)  # which an index answers; IS NOT NULL is a scan on SQLite
     ),
+    "backup": Prepared(
+        _sums(backups.c.since, backups.c.next_look).select_from(backups).where(backups.c.ended == sa.null())
+    ),
+    "backup_removal": Prepared(
+        _sums(backups.c.since, backups.c.next_look)
+        .select_from(backups)
+        .where(sa.not_(backups.c.settled), backups.c.ended != sa.null())
+    ),
     "ask": Prepared(_sums(asks.c.since, asks.c.deadline).select_from(asks)),
 }
 _TOMBSTONES = Prepared(
@@ -99,7 +108,7 @@ def _moving(row: Any, now: Now) -> Moving:
 
 
 def figures(tx: Tx) -> Figures:
-    """Everything that is on its way, and every host's state: seven statements."""
+    """Everything that is on its way, and every host's state: nine statements."""
     now = tx.now
     moving = dict.fromkeys(SERVER_KINDS, Moving())
     for row in _SERVERS.all(tx, now=now.lease):
