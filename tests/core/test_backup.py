@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unstuck.core.backup import change
 from unstuck.core.backup.control import (
     LEASE,
+    STOP,
     AskStore,
     Collect,
     End,
@@ -132,7 +133,7 @@ def test_who_wants_it_stopped_is_told_to_the_agent_and_then_it_ends(how: str) ->
 
 
 def test_cancelled_before_anybody_took_it_it_ends_at_once() -> None:
-    assert plan_backup(change.cancel(NEW), NOW) == End(Ended(Ending.FAILED, "the backup was cancelled"))
+    assert plan_backup(change.cancel(NEW, NOW), NOW) == End(Ended(Ending.FAILED, "the backup was cancelled"))
 
 
 def test_a_late_agent_cannot_touch_a_newer_attempt() -> None:
@@ -167,18 +168,41 @@ def test_nothing_changes_an_end() -> None:
         change.store_said(over, Present(1, "d")),
         change.verified(over, Verified(1)),
         change.verifying(over, NOW),
-        change.cancel(over),
+        change.cancel(over, NOW),
         change.end(over, Ended(Ending.COMPLETED, ""), NOW),
     ):
         assert after == over
 
 
-def test_objects_of_a_failed_backup_go_once_late_uploads_cannot_arrive_any_more() -> None:
+def test_objects_of_a_failed_backup_go_at_once_and_again_when_late_uploads_cannot_arrive_any_more() -> None:
     over = change.end(COPYING, Ended(Ending.FAILED, "x"), NOW)
+    assert plan_backup(over, NOW) == Collect(everything=True)
+    over = change.collected(over, NOW)
     waits = plan_backup(over, NOW)
-    assert isinstance(waits, LookAgain)
+    assert waits == LookAgain(NOW + change.UPLOAD_AT_LONGEST, "late uploads can still arrive")
     assert plan_backup(over, waits.at) == Collect(everything=True)
     assert plan_backup(change.collected(over, waits.at), waits.at) == Settled()
+
+
+def test_an_agent_that_works_on_though_it_was_told_to_stop_is_given_up() -> None:
+    unwanted = change.cancel(COPYING, NOW)
+    for passed in range(10, 60, 10):
+        unwanted = change.renew(unwanted, "n1", 7, Phase.COPYING, passed, 0.0, NOW + passed)
+        assert isinstance(plan_backup(unwanted, NOW + passed), LookAgain)
+    asked = change.store_said(change.renew(unwanted, "n1", 7, Phase.COPYING, 99, 0.0, NOW + STOP), Absent(1))
+    assert plan_backup(asked, NOW + STOP) == End(Ended(Ending.FAILED, "the backup was cancelled"))
+
+
+def test_in_a_store_that_was_set_back_also_an_attempt_that_nobody_took_may_have_ended_well() -> None:
+    back = msgspec.structs.replace(NEW, set_back=True)
+    assert isinstance(plan_backup(back, NOW + 300.0), AskStore)
+    assert plan_backup(change.store_said(back, Present(1, "d")), NOW + 300.0) == Verify(1, "d")
+
+
+def test_the_end_told_again_is_no_news_even_after_the_end() -> None:
+    done = change.report(COPYING, "n1", 7, Done("d"), NOW)
+    over = change.end(done, Ended(Ending.COMPLETED, ""), NOW)
+    assert change.report(over, "n1", 7, Done("d"), NOW + 99.0) == over
 
 
 def test_a_complete_backup_loses_only_what_its_dead_attempts_left() -> None:
@@ -187,7 +211,7 @@ def test_a_complete_backup_loses_only_what_its_dead_attempts_left() -> None:
 
 
 def test_a_deleted_backup_that_is_being_read_waits_for_its_readers() -> None:
-    over = change.delete(change.end(TAKEN, Ended(Ending.COMPLETED, ""), NOW))
+    over = change.delete(change.end(TAKEN, Ended(Ending.COMPLETED, ""), NOW), NOW)
     read = msgspec.structs.replace(over, readers=1)
     assert isinstance(plan_backup(read, over.collect_after), LookAgain)
     assert plan_backup(over, over.collect_after) == Collect(everything=True)
@@ -283,11 +307,11 @@ class World:
     def user(self, what: str) -> None:
         match what:
             case "cancel":
-                self.backup = change.cancel(self.backup)
+                self.backup = change.cancel(self.backup, self.now)
             case "delete":
-                self.backup = change.delete(self.backup)
+                self.backup = change.delete(self.backup, self.now)
             case "instance":
-                self.backup = msgspec.structs.replace(self.backup, instance_gone=True)
+                self.backup = change.instance_deleted(self.backup, self.now)
 
 
 AFTERWARDS = {

@@ -93,6 +93,14 @@ def _certified(host_id: str, public: str) -> bytes:
     return _CERTIFIES + msgspec.json.encode([host_id, public])
 
 
+def check_public(public: str) -> None:
+    """Raise :class:`BadKey` unless it is a public signing key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
+    except ValueError as error:
+        raise BadKey("not a public signing key") from error
+
+
 def check(data: bytes, signature: str, public: str) -> None:
     """Raise :class:`BadKey` unless this key signed this."""
     try:

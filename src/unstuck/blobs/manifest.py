@@ -13,7 +13,7 @@ import msgspec
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import Chunk, chunk_key, prefix_of
 from unstuck.blobs.objects import Entry, sha256
-from unstuck.core.backup.content import Datastore, Position
+from unstuck.core.backup.content import Content, Datastore, Position
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
@@ -100,6 +100,20 @@ def read(data: bytes, cloud_key: str, prefix: str) -> Manifest:
         raise ManifestError("the manifest is another backup's")
     _check_sound(manifest)
     return manifest
+
+
+def content(manifest: Manifest) -> Content:
+    """What a restore needs of it."""
+    return Content(
+        datastore=manifest.datastore, system_identifier=manifest.system_identifier, start=manifest.start,
+        stop=manifest.stop, chunk_size=manifest.chunk_size, size=manifest.size, chunks=manifest.chunks,
+        content=manifest.content,
+    )  # fmt: skip
+
+
+def signer(data: bytes) -> keys.Certificate:
+    """Who signed the object; of one that :func:`read` has believed."""
+    return msgspec.json.decode(data, type=Signed).signer
 
 
 def _check_sound(manifest: Manifest) -> None:

@@ -91,8 +91,9 @@ def check_key(key: str) -> str:
 class FolderObjects:
     """Objects as files. Written under a temporary name, synced, then linked: linking never replaces."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, marker: str | None = None) -> None:
         self.root = root
+        self._marker = marker
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -182,7 +183,9 @@ class FolderObjects:
 
     def _mounted(self) -> None:
         """A root that is not there is no empty store: its file system is probably not mounted (law 4)."""
-        if not self.root.is_dir():
+        # The place to mount it on is a folder too, and an empty one; the marker lies in what is mounted.
+        there = self.root.is_dir() if self._marker is None else (self.root / self._marker).exists()
+        if not there:
             raise BlobError(Problem.UNREACHABLE, f"the folder {self.root} is not there; is it mounted?")
 
 

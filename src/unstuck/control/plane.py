@@ -15,14 +15,18 @@ import msgspec
 import structlog
 import uvicorn
 
+from unstuck.api import backups as api_backups
 from unstuck.api.agents.hosts import polls
 from unstuck.api.app import SERVICES, all_routes, create_app
 from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.blobs.site import BackupSite
+from unstuck.control.backup_blobs import ThreadedBlobs
+from unstuck.control.backups import BackupController
 from unstuck.control.collect import collect_forever, count_disputed
-from unstuck.control.instances import WAKE, InstanceController
+from unstuck.control.keys import set_up_backups
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
 from unstuck.runtime.barriers import Barriers
@@ -70,15 +74,16 @@ class ControlPlane:
     """Everything of one control process between its set-up and its end."""
 
     def __init__(
-        self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket, marks: Marks
-    ) -> None:
+        self, store: Store, settings: Settings, port: AsyncPort, listener: socket.socket, marks: Marks,
+        site: BackupSite,
+    ) -> None:  # fmt: skip
         self._port = port
         self._listener = listener
         self._store = store
         self._state_dir = settings.state_dir
         self._notifier = Notifier()
         self._metrics = Metrics()
-        self._extra: dict[str, Any] = {"metrics": self._metrics}
+        self._extra: dict[str, Any] = {"metrics": self._metrics, api_backups.NAME: site}
         app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
         self._polls = polls(app.app.extra)
         config = uvicorn.Config(
@@ -90,10 +95,10 @@ class ControlPlane:
             port, store, self._notifier.wake, watch=self._metrics, together=at_once, marks=marks,
             disputed_files=lambda: count_disputed(store, settings.state_dir),
         )  # fmt: skip
-
-        self._instances = InstanceController(
-            port, store, self._notifier.wake, watch=self._metrics, together=at_once
-        )
+        self._backups: BackupController | None = None
+        if site.found is not None:
+            blobs = ThreadedBlobs(site.stores, site.found)
+            self._backups = BackupController(port, store, blobs, self._notifier.wake, watch=self._metrics)
 
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
@@ -102,28 +107,28 @@ class ControlPlane:
             loop.add_signal_handler(number, self._port.end, 0)
         web = loop.create_task(self._server.serve([self._listener]))
         web.add_done_callback(lambda _: self._port.end(1))
-        code = await self._port.run(
-            {
-                "tick": self._controller.tick_forever(),
-                "servers": self._controller.servers_forever(),
-                "instances": self._instances.instances_forever(),
-                "wake": self._pass_wakes("control", WAKE),
-                "deaf": end_when_deaf(self._port, self._listener.getsockname()),
-                "watchdog": service.watch(self._port),
-                "collect": collect_forever(self._port, self._store, self._state_dir),
-            }
-        )
+        works = {
+            "tick": self._controller.tick_forever(),
+            "servers": self._controller.servers_forever(),
+            "wake": self._pass_wakes("control"),
+            "deaf": end_when_deaf(self._port, self._listener.getsockname()),
+            "watchdog": service.watch(self._port),
+            "collect": collect_forever(self._port, self._store, self._state_dir),
+        }
+        if self._backups is not None:
+            works["backups"] = self._backups.run_forever()
+            works["wake-backups"] = self._pass_wakes("backups")
+        code = await self._port.run(works)
         await self._close(web)
         return code
 
-    async def _pass_wakes(self, key: str, *others: str) -> None:
-        """What API calls wake, the controllers hear, each under a key of its own."""
+    async def _pass_wakes(self, key: str) -> None:
+        """What API calls wake, the controllers hear."""
         seen = self._notifier.version(key)
         while True:
             await self._notifier.wait(key, 3600.0, since=seen)
             seen = self._notifier.version(key)
-            for one in (key, *others):
-                self._port.wake(one)
+            self._port.wake(key)
 
     async def _close(self, web: asyncio.Task[None]) -> None:
         self._polls.closing = True
@@ -136,9 +141,10 @@ class ControlPlane:
 
 
 async def run(
-    state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str
-) -> int:
-    plane = ControlPlane(store, settings, port, listener, MarkFile(state.store_mark, ticks=1))
+    state: State, store: Store, port: AsyncPort, listener: socket.socket, settings: Settings, url: str,
+    site: BackupSite,
+) -> int:  # fmt: skip
+    plane = ControlPlane(store, settings, port, listener, MarkFile(state.store_mark, ticks=1), site)
     me = myself()
     ready = Ready(me.pid, me.start, url)
     # The socket listens already: whoever connects from here on is answered.
@@ -178,9 +184,10 @@ def serve(
         with alone(store):
             ensure_schema_apart(store, store_url)
             set_up(store, state, network=network)
+            site = set_up_backups(store, state)
         port = AsyncPort(barriers)
         _collect_less()
-        work = run(state, store, port, listener, _settings(state, public_url), url)
+        work = run(state, store, port, listener, _settings(state, public_url), url, site)
         try:
             import uvloop
         except ImportError:

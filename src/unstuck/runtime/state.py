@@ -8,6 +8,10 @@
     store-mark.json   how far the store had come: so that an older copy of it, put back, is noticed
     host/             the host agent's own folder: host.json, secret, images, servers
     local-host.json   who the local host is, for the control plane (the hash of its secret, not the secret)
+    keys/             what opens backups and vouches for them (blobs/keyring.py); needed to restore
+    recovery-key.json opens backups without this cloud: to be kept elsewhere
+    backups/          the store of objects called "local"
+    backup-stores.json other stores of objects, with their credentials
     run/              locks and what is known of running processes
     logs/
 """
@@ -30,7 +34,9 @@ FORMAT = 1
 PREFERRED_PORT = 8780
 DEFAULT_NETWORK = "10.77.0.0/24"
 USERS = ("admin", "demo")
-_OURS = frozenset({"tiny", "secrets", "host", "run", "logs", "local-host.json"})
+_OURS = frozenset(
+    {"tiny", "secrets", "host", "run", "logs", "local-host.json", "keys", "recovery-key.json", "backups"}
+)
 """What lies in a folder before it is a cloud: an image that was built, and what a killed start left."""
 
 
@@ -84,6 +90,10 @@ class State:
         self.store = self.root / "store.db"
         self.host = self.root / "host"
         self.store_mark = self.root / "store-mark.json"
+        self.keys = self.root / "keys"
+        self.recovery = self.root / "recovery-key.json"
+        self.backups = self.root / "backups"
+        self.backup_stores = self.root / "backup-stores.json"
         self.local_host = self.root / "local-host.json"
         self.run = self.root / "run"
         self.logs = self.root / "logs"

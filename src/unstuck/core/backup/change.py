@@ -57,11 +57,12 @@ def renew(
 
 
 def report(backup: Backup, nonce: str, incarnation: int, said: Done | Gave, now: float) -> Backup:
-    """How the attempt ended, by its agent. The first word counts."""
+    """How the attempt ended, by its agent. The first word counts; the same again is no news at any time."""
+    latest = backup.attempt
+    if latest.nonce == nonce and latest.report is not None and _holds(latest, incarnation):
+        return backup
     attempt = _mine(backup, nonce, incarnation)
     assert attempt.claimed is not None
-    if attempt.report is not None:
-        return backup
     claimed = msgspec.structs.replace(attempt.claimed, heard=now)
     return _with(backup, attempt, claimed=claimed, report=said)
 
@@ -120,17 +121,42 @@ def end(backup: Backup, ended: Ended, now: float) -> Backup:
 
 
 def collected(backup: Backup, now: float) -> Backup:
-    """A second, complete listing was empty."""
-    return msgspec.structs.replace(backup, litter=now < backup.collect_after)
+    """A complete listing after the removal was empty. What arrives later is for the next time."""
+    return msgspec.structs.replace(backup, swept=True, litter=now < backup.collect_after, trouble=None)
 
 
-def cancel(backup: Backup) -> Backup:
-    return backup if backup.ended is not None else msgspec.structs.replace(backup, cancelled=True)
+def not_collected(backup: Backup, reason: str) -> Backup:
+    return msgspec.structs.replace(backup, trouble=reason)
 
 
-def delete(backup: Backup) -> Backup:
+def cancel(backup: Backup, now: float, reason: str = "") -> Backup:
+    """Somebody wants it stopped; the end comes with the agent's answer, or without it soon after."""
+    if backup.ended is not None or backup.cancelled:
+        return backup
+    stop = _first_stop(backup, now)
+    return msgspec.structs.replace(backup, cancelled=True, cancel_reason=reason, stop_since=stop)
+
+
+def instance_deleted(backup: Backup, now: float) -> Backup:
+    if backup.ended is not None:
+        return backup
+    return msgspec.structs.replace(backup, instance_gone=True, stop_since=_first_stop(backup, now))
+
+
+def delete(backup: Backup, now: float) -> Backup:
     """Accepted in every state, and final for its user at once."""
-    return msgspec.structs.replace(backup, deleted=True, litter=True)
+    if backup.deleted:
+        return backup
+    stop = _first_stop(backup, now)
+    return msgspec.structs.replace(backup, deleted=True, litter=True, swept=False, stop_since=stop)
+
+
+def _first_stop(backup: Backup, now: float) -> float:
+    return now if backup.stop_since is None else backup.stop_since
+
+
+def _holds(attempt: Attempt, incarnation: int) -> bool:
+    return attempt.claimed is not None and attempt.claimed.incarnation == incarnation
 
 
 def _live(backup: Backup, nonce: str) -> Attempt:

@@ -29,6 +29,8 @@ from unstuck.core.backup.data import (
 
 LEASE = 30.0
 """Seconds without a word from its agent after which an attempt belongs to nobody."""
+STOP = 60.0
+"""Seconds that an agent has to stop what is not wanted any more; then it is given up as it is."""
 ASK_AGAIN = 5.0
 """Seconds between two questions to a blob store that does not answer."""
 
@@ -97,7 +99,7 @@ def stop_wanted(backup: Backup) -> str | None:
     if backup.deleted:
         return "the backup was deleted"
     if backup.cancelled:
-        return "the backup was cancelled"
+        return backup.cancel_reason or "the backup was cancelled"
     if backup.instance_gone:
         return "the instance was deleted"
     return None
@@ -128,18 +130,21 @@ def _claimed(backup: Backup, attempt: Attempt, claimed: Claimed, now: float) -> 
     """Somebody runs it, or did."""
     total = _total_at(backup)
     stop = stop_wanted(backup)
+    stop_at = None if stop is None or backup.stop_since is None else backup.stop_since + STOP
     if isinstance(attempt.report, Gave):
         retry = stop is None and not attempt.report.final
         return _give_up(backup, stop or attempt.report.reason, now, retry=retry)
     if now >= claimed.heard + LEASE:
         return _give_up(backup, stop or "its agent was not heard of any more", now, retry=stop is None)
+    if stop is not None and stop_at is not None and now >= stop_at:
+        return _give_up(backup, stop, now, retry=False)
     if now >= stalled_at(backup, claimed):
         limit = backup.limits.stalls[claimed.phase]
         return _give_up(backup, stop or f"{_word(claimed.phase)} and nothing moved for {limit:.0f} s", now,
                         retry=stop is None)  # fmt: skip
     if total is not None and now >= total:
         return _give_up(backup, "it took longer than it was given in all", now, retry=False)
-    until = _first(claimed.heard + LEASE, stalled_at(backup, claimed), total)
+    until = _first(claimed.heard + LEASE, stalled_at(backup, claimed), total, stop_at)
     return LookAgain(until, "its agent stops it" if stop else "its agent works on it")
 
 
@@ -154,7 +159,7 @@ def _give_up(backup: Backup, reason: str, now: float, *, retry: bool) -> Plan:
 
 def _end_or_ask(backup: Backup, reason: str, now: float) -> Plan:
     """Nobody runs the latest attempt; an earlier one may have ended well unheard."""
-    if backup.attempt.number == 1:
+    if backup.attempt.number == 1 and not backup.set_back:
         return End(Ended(Ending.FAILED, reason))  # nobody ever began
     return _found(backup, reason, now) or End(Ended(Ending.FAILED, reason))
 
@@ -216,14 +221,17 @@ def _unless_deleted(backup: Backup) -> Plan | None:
 
 
 def _after_the_end(backup: Backup, now: float) -> Plan:
-    """Objects of dead attempts go when it ends, and once more when no late upload can arrive any more."""
+    """Objects of dead attempts go when it ends, and once more when no late upload can arrive any more.
+
+    A reader is one that was heard of lately (``readers``), so that it holds nothing up for ever.
+    """
     assert backup.ended is not None
     everything = backup.deleted or backup.ended.ending is Ending.FAILED
     if not backup.litter:
         return Settled()
     if backup.deleted and backup.readers:
         return LookAgain(now + ASK_AGAIN, "somebody reads it")
-    if now < backup.collect_after:
+    if backup.swept and now < backup.collect_after:
         return LookAgain(backup.collect_after, "late uploads can still arrive")
     return Collect(everything)
 

@@ -130,15 +130,26 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     attempt: Attempt
     cancelled: bool = False
+    cancel_reason: str = ""
     deleted: bool = False
     instance_gone: bool = False
+    stop_since: float | None = None
+    """Since when its agent is to stop, if it is to."""
+    generation: int = 0
+    """The store's generation in which it was created."""
+    set_back: bool = False
+    """The store was set back since: attempts may have come further than is known here. Derived."""
     store: StoreSaid | None = None
     verdict: Verified | Rotten | Unanswered | None = None
     verify_since: float | None = None
     ended: Ended | None = None
     litter: bool = False
     """There may still be objects in the blob store that nothing refers to."""
+    trouble: str | None = None
+    """Why it could not be removed, when that was tried last."""
+    swept: bool = False
+    """What lay there when it ended is removed; what arrives later still has to be."""
     collect_after: float = 0.0
     """When an upload that was under way can no longer arrive, and the second listing is due."""
     readers: int = 0
-    """Restores and verifications that read it now."""
+    """Restores that read it now. Derived."""

@@ -63,6 +63,8 @@ instances = sa.Table(
     sa.Column("pending", sa.Text),
     # The backup that it is made from, held by it as a reader until its data is recorded.
     sa.Column("restores", Id),
+    # What its backups' deadlines are where they are not the operator's: JSON of core.backup.limits.Wish.
+    sa.Column("backup_limits", sa.Text),
     # Observation: JSON of core.instance.view.DatabaseView, and the report that it came with.
     sa.Column("data_recorded", sa.Boolean, nullable=False),
     sa.Column("seen", sa.Text),
@@ -109,6 +111,8 @@ backups = sa.Table(
     "backups",
     metadata,
     sa.Column("id", Id, primary_key=True),
+    # Rises with each change: a change is written only over the version that it was decided on (law 5).
+    sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("project_id", Id, nullable=False),
     sa.Column("instance_id", Id, nullable=False),
     sa.Column("instance_name", sa.String(255), nullable=False),
@@ -118,11 +122,12 @@ backups = sa.Table(
     sa.Column("parent_id", Id),
     # The backup that this one is the retry of.
     sa.Column("retry_of", Id),
-    sa.Column("location", sa.Text, nullable=False),
+    # Name of the store of objects that it goes to; where that is, is the operator's setting.
+    sa.Column("location", sa.String(255), nullable=False),
     sa.Column("created", Seconds, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
     sa.Column("updated_wall", Seconds, nullable=False),
-    # All that decides what comes next: JSON of core.backup.data.Backup without what the columns say.
+    # All that decides what comes next: JSON of core.backup.data.Backup.
     sa.Column("facts", sa.Text, nullable=False),
     # Copied out of the facts in the same transaction, for indexes and lists.
     sa.Column("ended", sa.String(16)),
@@ -140,9 +145,12 @@ backups = sa.Table(
     # The controller that verifies or collects, and until when.
     sa.Column("owner", sa.String(64)),
     sa.Column("lease_until", Seconds),
+    # Since when it has not been settled, or was settled last.
+    sa.Column("since", Seconds, nullable=False),
     sa.Column("settled", sa.Boolean, nullable=False),
     sa.Column("next_look", Seconds),
     sa.CheckConstraint("settled OR next_look IS NOT NULL", name="unsettled_has_a_next_look"),
+    sa.CheckConstraint("deleted OR NOT removed", name="only_deleted_ones_are_removed"),
     sa.CheckConstraint("(owner IS NULL) = (lease_until IS NULL)", name="owner_has_a_lease"),
     sa.CheckConstraint("ended IS NOT NULL OR NOT settled", name="live_is_unsettled"),
 )
@@ -153,13 +161,18 @@ sa.Index(
     postgresql_where=sa.text("ended IS NULL"),
     sqlite_where=sa.text("ended IS NULL"),
 )
-sa.Index("ix_backups_project", backups.c.project_id, backups.c.updated_wall)
-sa.Index("ix_backups_instance", backups.c.instance_id, backups.c.updated_wall)
+# A page of a list is read from one of these, from where the last one ended: whatever lies before it.
+for _name, _columns in {
+    "ix_backups_project": (backups.c.project_id, backups.c.created_wall, backups.c.id),
+    "ix_backups_instance": (backups.c.instance_id, backups.c.created_wall, backups.c.id),
+    "ix_backups_all": (backups.c.created_wall, backups.c.id),
+}.items():
+    sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
 sa.Index(
     "ix_backups_due",
     backups.c.next_look,
     postgresql_where=sa.text("NOT settled"),
-    sqlite_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("settled = 0"),
 )
 
 # Every attempt there ever was, so that its objects can be found and collected.
@@ -170,6 +183,9 @@ backup_attempts = sa.Table(
     sa.Column("attempt", sa.Integer, primary_key=True),
     sa.Column("nonce", sa.String(64), nullable=False, unique=True),
     sa.Column("since_wall", Seconds, nullable=False),
+    # When it was taken, and by which host.
+    sa.Column("taken_wall", Seconds),
+    sa.Column("host_id", Id),
     sa.Column("reason", sa.Text),
 )
 
@@ -192,4 +208,17 @@ project_keys = sa.Table(
     sa.Column("public", sa.String(128), nullable=False),
     sa.Column("wrapped", sa.Text, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
+)
+
+# The public halves of the cloud's keys, so that a control plane with other ones is noticed at its start.
+cloud_keys = sa.Table(
+    "cloud_keys",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("cloud_id", Id, nullable=False),
+    sa.Column("root", sa.String(128), nullable=False),
+    sa.Column("signing", sa.String(128), nullable=False),
+    sa.Column("recovery", sa.String(128), nullable=False),
+    # The id of the folder that is the store of objects called "local".
+    sa.Column("folder", Id, nullable=False),
 )

@@ -57,6 +57,7 @@ def upgrade() -> None:
     op.create_table(
         "backups",
         sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("instance_id", sa.String(length=64), nullable=False),
         sa.Column("instance_name", sa.String(length=255), nullable=False),
@@ -65,7 +66,7 @@ def upgrade() -> None:
         sa.Column("description", sa.Text(), nullable=True),
         sa.Column("parent_id", sa.String(length=64), nullable=True),
         sa.Column("retry_of", sa.String(length=64), nullable=True),
-        sa.Column("location", sa.Text(), nullable=False),
+        sa.Column("location", sa.String(length=255), nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
         sa.Column("created_wall", sa.Double(), nullable=False),
         sa.Column("updated_wall", sa.Double(), nullable=False),
@@ -82,11 +83,13 @@ def upgrade() -> None:
         sa.Column("checked", sa.Text(), nullable=True),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("lease_until", sa.Double(), nullable=True),
+        sa.Column("since", sa.Double(), nullable=False),
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.Column("next_look", sa.Double(), nullable=True),
         sa.CheckConstraint(
             "(owner IS NULL) = (lease_until IS NULL)", name=op.f("ck_backups_owner_has_a_lease")
         ),
+        sa.CheckConstraint("deleted OR NOT removed", name=op.f("ck_backups_only_deleted_ones_are_removed")),
         sa.CheckConstraint("ended IS NOT NULL OR NOT settled", name=op.f("ck_backups_live_is_unsettled")),
         sa.CheckConstraint(
             "settled OR next_look IS NOT NULL", name=op.f("ck_backups_unsettled_has_a_next_look")
@@ -102,10 +105,29 @@ def upgrade() -> None:
             ["next_look"],
             unique=False,
             postgresql_where=sa.text("NOT settled"),
-            sqlite_where=sa.text("NOT settled"),
+            sqlite_where=sa.text("settled = 0"),
         )
-        batch_op.create_index("ix_backups_instance", ["instance_id", "updated_wall"], unique=False)
-        batch_op.create_index("ix_backups_project", ["project_id", "updated_wall"], unique=False)
+        batch_op.create_index(
+            "ix_backups_instance",
+            ["instance_id", "created_wall", "id"],
+            unique=False,
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
+        batch_op.create_index(
+            "ix_backups_project",
+            ["project_id", "created_wall", "id"],
+            unique=False,
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
+        batch_op.create_index(
+            "ix_backups_all",
+            ["created_wall", "id"],
+            unique=False,
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
         batch_op.create_index(
             "uq_backups_live",
             ["instance_id"],
@@ -140,6 +162,7 @@ def upgrade() -> None:
         sa.Column("deleted_wall", sa.Double(), nullable=True),
         sa.Column("pending", sa.Text(), nullable=True),
         sa.Column("restores", sa.String(length=64), nullable=True),
+        sa.Column("backup_limits", sa.Text(), nullable=True),
         sa.Column("data_recorded", sa.Boolean(), nullable=False),
         sa.Column("seen", sa.Text(), nullable=True),
         sa.Column("alive", sa.Boolean(), nullable=False),
@@ -196,6 +219,8 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("nonce", sa.String(length=64), nullable=False),
         sa.Column("since_wall", sa.Double(), nullable=False),
+        sa.Column("taken_wall", sa.Double(), nullable=True),
+        sa.Column("host_id", sa.String(length=64), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["backup_id"], ["backups.id"], name=op.f("fk_backup_attempts_backup_id"), ondelete="CASCADE"
@@ -203,11 +228,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("backup_id", "attempt", name=op.f("pk_backup_attempts")),
         sa.UniqueConstraint("nonce", name=op.f("uq_backup_attempts_nonce")),
     )
+    op.create_table(
+        "cloud_keys",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("cloud_id", sa.String(length=64), nullable=False),
+        sa.Column("root", sa.String(length=128), nullable=False),
+        sa.Column("signing", sa.String(length=128), nullable=False),
+        sa.Column("recovery", sa.String(length=128), nullable=False),
+        sa.Column("folder", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_cloud_keys")),
+    )
     # ### end Alembic commands ###
 
 
 def downgrade() -> None:
     # ### commands auto generated by Alembic - please adjust! ###
+    op.drop_table("cloud_keys")
     op.drop_table("backup_attempts")
     with op.batch_alter_table("instances", schema=None) as batch_op:
         batch_op.drop_index(
@@ -227,10 +263,23 @@ def downgrade() -> None:
             postgresql_where=sa.text("ended IS NULL"),
             sqlite_where=sa.text("ended IS NULL"),
         )
-        batch_op.drop_index("ix_backups_project")
-        batch_op.drop_index("ix_backups_instance")
         batch_op.drop_index(
-            "ix_backups_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("NOT settled")
+            "ix_backups_all",
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
+        batch_op.drop_index(
+            "ix_backups_project",
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
+        batch_op.drop_index(
+            "ix_backups_instance",
+            postgresql_where=sa.text("NOT deleted"),
+            sqlite_where=sa.text("deleted = 0"),
+        )
+        batch_op.drop_index(
+            "ix_backups_due", postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0")
         )
 
     op.drop_table("backups")

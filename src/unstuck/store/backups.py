@@ -1,0 +1,271 @@
+"""Backups as their users ask for them. One function is one transaction; an instance is never held by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.blobs.chunks import CHUNK_SIZE
+from unstuck.blobs.keyring import Keyring
+from unstuck.blobs.stores import Places
+from unstuck.core.backup import change
+from unstuck.core.backup.control import stop_wanted
+from unstuck.core.backup.data import Attempt, Backup, Ending
+from unstuck.core.backup.limits import Wish, limits
+from unstuck.core.backup.status import status
+from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
+from unstuck.core.instance.want import BackupWant
+from unstuck.store import database_quotas, quotas
+from unstuck.store.backup_rows import (
+    BackupRow,
+    from_row,
+    load_backup,
+    load_live,
+    lock_instance_host,
+    write_backup,
+)
+from unstuck.store.clock import clock_row
+from unstuck.store.cloud_keys import ensure_project_key
+from unstuck.store.engine import Tx
+from unstuck.store.schema.database import backup_attempts, backup_strategies, backups, instances
+from unstuck.store.tx import in_turn
+
+
+class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
+    """``nonce`` names its first attempt. ``location``: a store by name; None: as the strategy says."""
+
+    id: str
+    nonce: str
+    name: str
+    instance_id: str
+    description: str | None = None
+    location: str | None = None
+    limits: Wish | None = None
+    retry_of: str | None = None
+
+
+def _not_found(backup_id: str) -> NotFound:
+    return NotFound(f"Backup {backup_id} cannot be found.")
+
+
+@in_turn(lambda new, *_, **__: f"instance:{new.instance_id}")
+def create_backup(
+    tx: Tx, new: NewBackup, project_id: str | None, *, keyring: Keyring, places: Places
+) -> BackupRow:
+    """The row is the work: it is there, so it is done, or ends with its reason.
+
+    ``project_id`` None: whoever's the instance is. Raises :class:`NotFound`, :class:`Invalid`,
+    :class:`Conflict` where one is under way, :class:`TooLarge` beyond the quota.
+    """
+    owner = _instance(tx, new.instance_id, project_id).project_id
+    if not quotas.lock_project(tx, owner):
+        raise NotFound(f"Project {owner} is not there any more.")
+    host_id = lock_instance_host(tx, new.instance_id)
+    instance = _instance(tx, new.instance_id, project_id, lock=True)
+    _check_quota(tx, owner)
+    live = load_live(tx, new.instance_id)
+    if live is not None:
+        raise Conflict(_under_way(live))
+    now, clock = tx.now, clock_row(tx)
+    found = limits(places.limits, _instance_wish(instance.backup_limits), new.limits)
+    facts = Backup(
+        id=new.id, created=now.lease, limits=found, attempt=Attempt(1, new.nonce, now.lease),
+        generation=clock.generation,
+    )  # fmt: skip
+    key = keyring.new_backup_key(ensure_project_key(tx, owner, keyring))
+    tx.execute(
+        sa.insert(backups).values(
+            id=new.id, version=1, project_id=owner, instance_id=new.instance_id,
+            instance_name=instance.name, datastore_version_id=instance.datastore_version_id, name=new.name,
+            description=new.description, parent_id=None, retry_of=new.retry_of,
+            location=_location(tx, owner, new, places), created=now.lease, created_wall=now.wall,
+            updated_wall=now.wall, facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
+            removed=False, recipient=key.recipient, key=key.wrapped,
+            recipients=msgspec.json.encode(key.recipients).decode(), since=now.lease, settled=False,
+            next_look=now.lease + found.claim,
+        )
+    )  # fmt: skip
+    add_attempt(tx, new.id, 1, new.nonce)
+    made = load_backup(tx, new.id)
+    assert made is not None
+    return msgspec.structs.replace(write_backup(tx, made, made.backup), host_id=host_id)
+
+
+def add_attempt(tx: Tx, backup_id: str, number: int, nonce: str) -> None:
+    """Its name is written down before anything is made under it (law 3)."""
+    tx.execute(
+        sa.insert(backup_attempts).values(
+            backup_id=backup_id, attempt=number, nonce=nonce, since_wall=tx.now.wall
+        )
+    )
+
+
+def _instance(tx: Tx, instance_id: str, project_id: str | None, *, lock: bool = False) -> sa.Row[object]:
+    query = sa.select(
+        instances.c.id, instances.c.project_id, instances.c.name, instances.c.datastore_version_id,
+        instances.c.backup_limits,
+    ).where(instances.c.id == instance_id, sa.not_(instances.c.deleted))  # fmt: skip
+    if project_id is not None:
+        query = query.where(instances.c.project_id == project_id)
+    row = tx.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFound(f"Instance {instance_id} cannot be found.")
+    return row
+
+
+def _instance_wish(text: str | None) -> Wish | None:
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Wish)
+    except msgspec.DecodeError:
+        return None  # the operator's deadlines are deadlines, too
+
+
+def _under_way(live: BackupRow) -> str:
+    stop = stop_wanted(live.backup)
+    if stop is not None:
+        return f"A backup of this instance ({live.id}) is being stopped ({stop}): try again in a minute."
+    return (
+        f"A backup of this instance ({live.id}) is under way ({status(live.backup)}): "
+        "wait for it, or cancel or delete it."
+    )
+
+
+def _check_quota(tx: Tx, project_id: str) -> None:
+    most = database_quotas.limits(tx, project_id)["backups"]
+    if most < 0:
+        return
+    mine = sa.select(sa.literal(1)).where(backups.c.project_id == project_id, sa.not_(backups.c.deleted))
+    used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
+    if used >= most:
+        raise TooLarge(f"Quota exceeded for backups: the project has {used} of {most}; delete some first.")
+
+
+def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:
+    """As the request says; else the instance's strategy, the project's, the operator's default."""
+    wanted = new.location
+    if wanted is None:
+        query = sa.select(backup_strategies.c.instance_id, backup_strategies.c.container).where(
+            backup_strategies.c.project_id == project_id,
+            backup_strategies.c.instance_id.in_([new.instance_id, ""]),
+        )
+        found = {row.instance_id: row.container for row in tx.execute(query)}
+        wanted = found.get(new.instance_id, found.get("", places.default))
+    if wanted not in places.names:
+        known = ", ".join(places.names)
+        raise Invalid(f"swift_container: no store of backups is called {wanted!r}; there are: {known}.")
+    return str(wanted)
+
+
+def get_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
+    """``project_id`` None: whoever's it is. Raises :class:`NotFound`, also for a deleted one."""
+    found = load_backup(tx, backup_id)
+    if found is None or found.backup.deleted or project_id not in (None, found.project_id):
+        raise _not_found(backup_id)
+    return found
+
+
+def list_backups(
+    tx: Tx, project_id: str | None, *, limit: int, marker: str | None = None, instance_id: str | None = None,
+    datastore_version_ids: Sequence[str] | None = None,
+) -> list[BackupRow]:  # fmt: skip
+    """``limit`` of them at most, the newest first, behind the one with the id ``marker``.
+
+    Read from an index, from where the last page ended: what lies before costs nothing. Raises
+    :class:`Invalid` for a marker that is not there.
+    """
+    query = sa.select(backups).where(sa.not_(backups.c.deleted))
+    if project_id is not None:
+        query = query.where(backups.c.project_id == project_id)
+    if instance_id is not None:
+        query = query.where(backups.c.instance_id == instance_id)
+    if datastore_version_ids is not None:
+        query = query.where(backups.c.datastore_version_id.in_(list(datastore_version_ids)))
+    if marker is not None:
+        at = tx.execute(sa.select(backups.c.created_wall).where(backups.c.id == marker)).scalar_one_or_none()
+        if at is None:
+            raise Invalid(f"marker: backup {marker} cannot be found.")
+        query = query.where(sa.tuple_(backups.c.created_wall, backups.c.id) < sa.tuple_(at, marker))
+    query = query.order_by(backups.c.created_wall.desc(), backups.c.id.desc()).limit(limit)
+    return [from_row(row) for row in tx.execute(query)]
+
+
+def _hold(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
+    """The backup with its row, and its instance's host, held."""
+    found = get_backup(tx, backup_id, project_id)
+    host_id = lock_instance_host(tx, found.instance_id)
+    held = load_backup(tx, backup_id, lock=True)
+    if held is None or held.backup.deleted:
+        raise _not_found(backup_id)
+    return msgspec.structs.replace(held, host_id=host_id)
+
+
+def cancel_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
+    """Its agent is told to stop; without an agent it ends at once. Raises :class:`Conflict` after the end."""
+    held = _hold(tx, backup_id, project_id)
+    if held.backup.ended is not None:
+        raise Conflict(f"Backup {backup_id} has ended already: it is {held.backup.ended.ending.value}.")
+    return write_backup(tx, held, change.cancel(held.backup, tx.now.lease), keep_lease=True, ends=True)
+
+
+def delete_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
+    """Accepted in every state (law 6): gone for its user at once, its objects once nobody reads them."""
+    held = _hold(tx, backup_id, project_id)
+    return write_backup(tx, held, change.delete(held.backup, tx.now.lease), keep_lease=True, ends=True)
+
+
+def retry_backup(
+    tx: Tx, backup_id: str, project_id: str | None, *, new_id: str, nonce: str, keyring: Keyring,
+    places: Places,
+) -> BackupRow:  # fmt: skip
+    """A new backup in the place of one that failed: final states are final."""
+    old = get_backup(tx, backup_id, project_id)
+    ended = old.backup.ended
+    if ended is None or ended.ending is not Ending.FAILED:
+        raise Conflict(f"Backup {backup_id} is {status(old.backup)}; only a FAILED one is tried again.")
+    new = NewBackup(
+        id=new_id, nonce=nonce, name=old.name, instance_id=old.instance_id, description=old.description,
+        location=old.location if old.location in places.names else None, retry_of=old.id,
+    )  # fmt: skip
+    return create_backup(tx, new, project_id, keyring=keyring, places=places)
+
+
+def backup_want(tx: Tx, instance_id: str) -> BackupWant | None:
+    """What the instance's agent is to do about a backup: take what is offered, go on, or stop."""
+    live = load_live(tx, instance_id)
+    if live is None or live.backup.verify_since is not None or live.backup.attempt.report is not None:
+        return None
+    backup = live.backup
+    stop = stop_wanted(backup)
+    if stop is not None and backup.attempt.claimed is None:
+        return None
+    return BackupWant(
+        backup_id=live.id, attempt=backup.attempt.number, nonce=backup.attempt.nonce,
+        recipient=live.recipient, chunk_size=CHUNK_SIZE,
+        stalls={phase.value: seconds for phase, seconds in backup.limits.stalls.items()}, stop=stop,
+    )  # fmt: skip
+
+
+def guest_superseded(tx: Tx, instance_id: str, incarnation: int) -> None:
+    """A newer process of the instance's agent has registered; the caller holds the instance's row."""
+    held = load_live(tx, instance_id, lock=True)
+    if held is None:
+        return
+    backup = change.superseded(held.backup, incarnation)
+    if backup != held.backup:
+        write_backup(tx, held, backup, keep_lease=True)
+
+
+def cancel_live(tx: Tx, instance_id: str, reason: str) -> None:
+    """Cancel the instance's backup, saying why; the caller holds the instance's row and tells its host."""
+    held = load_live(tx, instance_id, lock=True)
+    if held is not None:
+        write_backup(tx, held, change.cancel(held.backup, tx.now.lease, reason), keep_lease=True)
+
+
+def instance_deleted(tx: Tx, instance_id: str) -> None:
+    """Its backup is cancelled, and those that ended stay; the caller holds the instance's row."""
+    held = load_live(tx, instance_id, lock=True)
+    if held is not None:
+        write_backup(tx, held, change.instance_deleted(held.backup, tx.now.lease), keep_lease=True)
