@@ -54,8 +54,7 @@ def add_instance(tx: Tx, server_id: str, *, restores: str | None = None, project
         )
     instance_id = f"i-{next(_numbers)}"
     now = tx.now
-    tx.execute(
-        sa.insert(instances).values(
+    known: dict[str, Any] = dict(  # noqa: C408
             id=instance_id, project_id=project_id, user_id="user", name="shop", server_id=server_id,
             datastore_version_id="pg-15", flavor_id="1", ram_mb=64, volume_gb=1, port=5432, is_public=False,
             allowed_cidrs="[]", created=now.lease, created_wall=now.wall, updated_wall=now.wall,
@@ -64,8 +63,10 @@ def add_instance(tx: Tx, server_id: str, *, restores: str | None = None, project
             data_recorded=restores is None, alive=True, seen_at=now.lease, seen_incarnation=0,
             seen_sequence=0, guest=1, guest_start="start", guest_former="[]", removed=False, settled=False,
             next_look=now.lease,
-        )
     )  # fmt: skip
+    # What an instance has beside what matters here: numbers that count from 0.
+    rest = {column.name: 0 for column in instances.c if not column.nullable and column.name not in known}
+    tx.execute(sa.insert(instances).values(**known, **rest))
     return instance_id
 
 

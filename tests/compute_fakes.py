@@ -17,7 +17,7 @@ LOG = "line 1\nline 2\nline 3\n"
 class FakeHost:
     """One host that obeys at once."""
 
-    def __init__(self, store: Store, name: str = "host-1", *, ram_mb: int = 1 << 20) -> None:
+    def __init__(self, store: Store, name: str = "host-1", *, ram_mb: int = 1 << 20, **facts: Any) -> None:
         self.store = store
         self.id = f"00000000-0000-4000-8000-{abs(hash(name)) % 10**12:012d}"
         self.name = name
@@ -25,7 +25,7 @@ class FakeHost:
         store.transact(agents.add_host, host_id=self.id, hostname=name, secret_hash="x", machine_id=name)
         self.ram_mb = ram_mb
         self.incarnation = 0
-        self.register()
+        self.register(**facts)
         self.tell()
 
     def register(self, **more: Any) -> None:

@@ -1,6 +1,6 @@
 """A host's end and a guest's end of a channel as processes of their own, to be measured and killed.
 
-``host STATE WANT URL PLACE`` and ``guest SOCKET PIECES AT_ONCE``; both print what they do, line by line.
+``host STATE WANT URL`` and ``guest SOCKET PIECES AT_ONCE [NONCE]``; both print what they do, line by line.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def pieces(count: int) -> list[tuple[Chunk, bytes]]:
     ]
 
 
-async def guest(path: Path, count: int, at_once: int) -> None:
+async def guest(path: Path, count: int, at_once: int, nonce: str = "n1") -> None:
     made = pieces(count)
     channel = Channel(path)
     running = asyncio.ensure_future(channel.run())
     await persistently(channel, Hello(os.urandom(8).hex(), 1))
-    await persistently(channel, Take("backup-1", "n1"))
+    await persistently(channel, Take("backup-1", nonce))
     say(taken=os.getpid(), peak=peak())
     began, free, longest = time.monotonic(), asyncio.Semaphore(at_once), 0.0
 
     async def store(chunk: Chunk, sealed: bytes) -> None:
         try:
-            await persistently(channel, Store("n1", chunk), sealed)
+            await persistently(channel, Store(nonce, chunk), sealed)
             say(stored=chunk.index)
         finally:
             free.release()
@@ -82,7 +82,7 @@ async def guest(path: Path, count: int, at_once: int) -> None:
         tasks.append(asyncio.ensure_future(store(chunk, sealed)))
     await asyncio.gather(*tasks)
     seconds = time.monotonic() - began
-    await persistently(channel, Finish("n1", content_of(made, PIECE)))
+    await persistently(channel, Finish(nonce, content_of(made, PIECE)))
     say(finished=seconds, peak=peak(), longest=longest)
     running.cancel()
 
@@ -102,4 +102,4 @@ if __name__ == "__main__":
         wanted = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=Want)
         asyncio.run(host(Path(sys.argv[2]), wanted, sys.argv[4]))
     else:
-        asyncio.run(guest(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+        asyncio.run(guest(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:]))

@@ -56,8 +56,10 @@ class TestLogin:
         assert token["project"]["name"] == "demo"
         assert [role["name"] for role in token["roles"]] == ["member", "reader"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", token["expires_at"])
-        assert {entry["type"] for entry in token["catalog"]} == {"identity", "image", "network", "compute"}
-        endpoint = token["catalog"][-1]["endpoints"][0]
+        types = {entry["type"] for entry in token["catalog"]}
+        assert types == {"identity", "image", "network", "compute", "database"}
+        [compute] = [entry for entry in token["catalog"] if entry["type"] == "compute"]
+        endpoint = compute["endpoints"][0]
         assert endpoint["url"] == "http://cloud:81/compute/v2.1"
         assert endpoint["region"] == endpoint["region_id"] == "RegionOne"
 
@@ -393,9 +395,9 @@ class TestCredentials:
 
 def test_services_and_endpoints_are_the_catalog(admin: Cloud) -> None:
     services = admin.get(f"{V3}/services").json()["services"]
-    assert [s["type"] for s in services] == ["identity", "image", "network", "compute"]
+    assert [s["type"] for s in services] == ["identity", "image", "network", "compute", "database"]
     endpoints = admin.get(f"{V3}/endpoints").json()["endpoints"]
-    assert len(endpoints) == 12
+    assert len(endpoints) == 15
     for endpoint in endpoints:
         assert admin.get(f"{V3}/services/{endpoint['service_id']}").status_code == 200
     assert admin.get(f"{V3}/regions").json()["regions"][0]["id"] == "RegionOne"

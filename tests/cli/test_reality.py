@@ -70,3 +70,10 @@ def test_a_guest_that_cannot_be_asked_any_more_is_shown() -> None:
 def test_a_folder_without_its_disk_is_shown() -> None:
     found = Reality(frozenset({ID}), (GUEST,), frozenset(), (TAP,), (), frozenset({ID}), frozenset())
     assert [difference.kind for difference in compare([ON], found, "qemu")] == ["disk-missing"]
+
+
+def test_mounts_without_their_container_are_shown() -> None:
+    found = Reality(frozenset({ID}), (), frozenset(), (), (), mounts=frozenset({ID}))
+    assert [difference.kind for difference in compare([OFF], found, "qemu")] == ["mounts-left"]
+    found = Reality(frozenset({ID}), (GUEST,), frozenset(), (TAP,), (), mounts=frozenset({ID}))
+    assert compare([ON], found, "qemu") == []

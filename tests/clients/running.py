@@ -41,13 +41,13 @@ class Running:
         )  # fmt: skip
         self.store = store
         self.folder = folder
-        self.site = Site(store)
+        self.site = self.furnish()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        app = create_app(store, Settings(state_dir=folder))
+        self.app = create_app(store, Settings(state_dir=folder))
         config = uvicorn.Config(
-            app,
+            self.app,
             host="127.0.0.1",
             port=self.port,
             log_level="error",
@@ -58,6 +58,10 @@ class Running:
         self.stopping = threading.Event()
         self.threads = [threading.Thread(target=self.serve), threading.Thread(target=self.work)]
 
+    def furnish(self) -> Any:
+        """What there is to work with, and who works."""
+        return Site(self.store)
+
     def serve(self) -> None:
         asyncio.run(self.server.serve())
 
@@ -65,7 +69,10 @@ class Running:
         """The control loop and the host, ten times a second."""
         while not self.stopping.wait(0.1):
             self.store.transact(clock.tick, lease_seconds=30.0)
-            settle(self.store, self.site.host)
+            self.turn()
+
+    def turn(self) -> None:
+        settle(self.store, self.site.host)
 
     def start(self) -> None:
         for thread in self.threads:

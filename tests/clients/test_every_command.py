@@ -47,13 +47,13 @@ def until(osc: Shell, server: str, status: str) -> None:
 
 def test_identity(osc: Shell) -> None:
     assert osc.json("token issue")["expires"].endswith("+0000")
-    assert {"keystone", "nova", "glance", "neutron"} <= column(osc.json("catalog list"))
+    assert {"keystone", "nova", "glance", "neutron", "trove"} <= column(osc.json("catalog list"))
     assert osc.json("catalog show compute")["name"] == "nova"
     assert {"admin", "demo", "service"} <= column(osc.json("project list"))
     assert osc.json("project show demo")["enabled"] is True
     assert column(osc.json("service list"), "Type") >= {"compute", "image", "identity", "network"}
     assert osc.json("service show nova")["type"] == "compute"
-    assert len(osc.json("endpoint list")) == 12
+    assert len(osc.json("endpoint list")) == 15
     assert len(osc.json("endpoint list --service compute --interface public")) == 1
     assert column(osc.json("region list"), "Region") == {"RegionOne"}
     assert osc.json("region show RegionOne")["region"] == "RegionOne"

@@ -38,6 +38,7 @@ from unstuck.host.drivers.podman.engine import unfit
 from unstuck.host.images import FolderSource, ImageCache
 from unstuck.host.networks import netns
 from unstuck.host.networks.bridge import Bridges
+from unstuck.runtime.state import State
 
 INIT = """#!/bin/sh
 # A guest's process 1: counts its starts on the volume, answers on port 5432, ends in order.
@@ -46,6 +47,8 @@ cd /var/lib/unstuck || exit 3
 echo $(( $(cat starts 2>/dev/null || echo 0) + 1 )) > starts; sync
 while :; do nc -l -p 5432 -e /bin/echo datastore; done &
 while :; do nc -l -p 5433 -e /bin/echo other; done &
+port=/dev/virtio-ports/unstuck.channel.0
+[ -e $port ] && (echo hello from the guest > $port) &
 trap 'echo ended in order; echo yes > orderly; sync; exit 0' TERM
 [ -e fail ] && echo cannot go on && exit 7
 echo ready: start $(cat starts) as $(id -u)
@@ -93,7 +96,8 @@ class Stage:
 
     def __init__(self, root: Path, image: Path) -> None:
         self.host_id = str(uuid.uuid4())
-        self.dir = root / "a state folder"
+        self.state = State(root / "a state folder")
+        self.dir = self.state.host
         write_identity(self.dir, self.host_id)
         content = image.read_bytes()
         digest = hashlib.sha512(content).hexdigest()

@@ -15,13 +15,17 @@ import msgspec
 import pytest
 
 from tests.real.container_stage import build_tree, inside, said, settle, staged, until, why_not
+from unstuck.cli import boxes
+from unstuck.cli.reality import Expected, compare, look
 from unstuck.core.server.data import Gone, Machine, Mute, Paused, Power, Running, Step, Thing, Unclear, Want
 from unstuck.core.server.host import Act, Do, plan_host
 from unstuck.host.driver import DriverError
+from unstuck.host.drivers.folder import write_identity
 from unstuck.host.drivers.instant import InstantDriver
 from unstuck.host.drivers.machines import Machines
-from unstuck.host.drivers.podman.driver import PodmanDriver
+from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 from unstuck.host.drivers.process import run
+from unstuck.host.images import ImageCache
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are containers")
 
@@ -78,9 +82,10 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from unstuck.core.server.data import Want
+from unstuck.host.drivers.folder import write_identity
 from unstuck.host.drivers.instant import InstantDriver
 from unstuck.host.drivers.machines import Machines
-from unstuck.host.drivers.podman.driver import PodmanDriver
+from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 from unstuck.host.images import FolderSource, ImageCache
 from unstuck.host.networks.bridge import Bridges
 
@@ -229,7 +234,7 @@ def test_a_guest_is_nobody_on_the_host_and_can_do_little(tmp_path: Path, image: 
             pid = pid_of(driver, want)
             facts = status_of(pid)
             assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
-            assert int(facts["CapBnd"], 16) == 0xEB  # chown, dac_override, fowner, kill, setgid, setuid
+            assert int(facts["CapBnd"], 16) == 0xFB  # what process 1 needs, see command.py
             if driver.abilities.users:
                 assert int(facts["Uid"].split()[0]) >= 0x70000000
             else:
@@ -343,5 +348,55 @@ def test_one_driver_for_both_knows_whose_guest_is_which(tmp_path: Path, image: P
                 assert await settle(both, msgspec.structs.replace(want, gone=True)) is Step.REMOVED
             assert await both.found() == frozenset()
             assert await both.holdings() == ()
+
+    asyncio.run(scene())
+
+
+def test_doctor_sees_containers_and_down_ends_them(tmp_path: Path, image: Path) -> None:
+    """Everything is ended in order, and nothing is left mounted."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, one, other = stage.driver(), stage.want(), stage.want()
+            for want in (one, other):
+                await settle(driver, want)
+                await said(driver, want, "ready")
+            expected = [Expected(want.server_id, "db", "live", False, "on", "disk") for want in (one, other)]
+            assert {guest.pid for guest in boxes.running(stage.state)} == {
+                pid_of(driver, one),
+                pid_of(driver, other),
+            }
+            real = await asyncio.to_thread(look, stage.state)
+            assert compare(expected, real, "qemu") == []
+            off = [msgspec.structs.replace(item, power="off") for item in expected]
+            assert [item.kind for item in compare(off, real, "qemu")] == ["guest-too-much"] * 2
+            gone = [msgspec.structs.replace(item, deleted=True) for item in expected]
+            assert [item.kind for item in compare(gone, real, "qemu")] == ["not-removed"] * 2
+            assert await boxes.end_all(stage.state, 10.0) == 2
+            assert stage.left_over(driver) == []
+            for want in (one, other):
+                assert "ended in order" in await driver.console(want.server_id, None)
+            real = await asyncio.to_thread(look, stage.state)
+            assert compare(off, real, "qemu") == []
+
+    asyncio.run(scene())
+
+
+def test_a_copied_folder_is_refused_while_the_containers_of_the_first_live(
+    tmp_path: Path, image: Path
+) -> None:
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, want = stage.driver(), stage.want()
+            driver.claim()
+            await settle(driver, want)
+            copy = tmp_path / "copy"
+            write_identity(copy, stage.host_id)
+            cache = ImageCache(copy, stage.source)
+            second = PodmanDriver(copy, stage.host_id, cache, driver.networks)
+            with pytest.raises(CopyError, match="is a copy"):
+                second.claim()
+            await driver.quit(want)
+            second.claim()
 
     asyncio.run(scene())

@@ -208,3 +208,18 @@ def test_who_asks_without_end_and_reads_nothing_is_cut_off() -> None:
                 await asked.running
 
     run(play())
+
+
+def test_whoever_needs_no_room_does_not_wait_behind_those_who_do() -> None:
+    async def play() -> None:
+        room = Room(10)
+        await room.take(10)
+        waiting = asyncio.ensure_future(room.take(5))
+        await asyncio.sleep(0)
+        await room.take(0)
+        assert not waiting.done()
+        room.give(10)
+        await waiting
+        assert room.used == 5
+
+    run(play())

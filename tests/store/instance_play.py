@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 from tests.compute_site import add_image
 from tests.store.play import Cloud, facts
+from unstuck.control.instances import InstanceController
 from unstuck.core.agents import Register
 from unstuck.core.instance import status as words
 from unstuck.core.instance.control import plan_control
@@ -16,12 +21,16 @@ from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Who
 from unstuck.core.server.data import Gone, Power, Running, Step, Thing, Trouble
+from unstuck.runtime.barriers import Barriers
+from unstuck.runtime.port import AsyncPort
 from unstuck.store import agents, datastores, flavors, identity, instance_work, instances
 from unstuck.store.engine import Store, Tx
 from unstuck.store.identity import Project
 from unstuck.store.instance_guests import Noted, guest_register, guest_report
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.instances import AskedInstance, NewIds
+from unstuck.store.schema.clock import clock
+from unstuck.store.schema.database import instances as table
 from unstuck.store.servers import Caller
 
 _numbers = itertools.count(1)
@@ -51,7 +60,9 @@ class Databases(Cloud):
         super().__init__(store)
         self.host(ram_mb=ram_mb)
         store.transact(furnish)
-        self.starts: dict[str, str] = {}
+        port = AsyncPort(Barriers("", Path("/nonexistent")))
+        self.woken: list[str] = []
+        self.loop = InstanceController(port, store, self.woken.append)
         self.guests: dict[str, int] = {}
 
     def machines(self, *machines: str, host_id: str = "h", ram_mb: int = 4096) -> None:
@@ -155,4 +166,29 @@ class Databases(Cloud):
         """One step of the control loop for the instance; what it was."""
         found = self.store.read(instance_work.instance_facts, name)
         assert found is not None
+        asyncio.run(self.loop.step(name))
         return type(plan_control(found.instance, found.now)).__name__
+
+    def steps(self, name: str = "db") -> list[str]:
+        """Steps until somebody else has the next one."""
+        done: list[str] = []
+        while (one := self.step(name)) not in ("LookAgain", "Settled"):
+            done.append(one)
+            assert len(done) < 10
+        return done
+
+    def act(self, action: Any, name: str = "db", *args: object, project: str = "p", **more: object) -> Any:
+        """A request of the instance's user."""
+        return self.store.transact(action, name, project, *args, caller(project), **more)
+
+    def pass_time(self, seconds: float, *, beat: bool = True) -> None:
+        """Lease time goes on, and hosts beat (or are silent); what is in the trash grows older by as much."""
+
+        def later(tx: Tx) -> None:
+            tx.execute(sa.update(clock).values(lease=clock.c.lease + seconds))
+            older = table.c.trash_until_wall - seconds
+            tx.execute(sa.update(table).values(trash_until_wall=older))
+
+        self.store.transact(later)
+        for host_id in self.agents if beat else ():
+            self.beat(host_id)

@@ -21,6 +21,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.image",
     "unstuck.api.compute",
     "unstuck.api.network",
+    "unstuck.api.database",
     "unstuck.api.explain",
     "unstuck.api.recovery",
     "unstuck.api.metrics",

@@ -37,9 +37,9 @@ RENDERERS: Final[dict[str, Renderer]] = {
     "image": errors.render_image,
     "compute": errors.render_compute,
     "networking": errors.render_network,
-    "database": errors.render_compute,
+    "database": errors.render_database,
 }
-_STRICT: Final = (b"/compute/", b"/image/")
+_STRICT: Final = (b"/compute/", b"/image/", b"/database/")
 _JSON: Final = "application/json"
 _RACED: Final = ("23505", "23503")
 """PostgreSQL: not unique, or the other row is gone. What was checked first can only happen by a race."""

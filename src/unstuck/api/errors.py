@@ -75,8 +75,17 @@ def title(status: int) -> str:
 
 
 def render_compute(error: ApiError, _request_id: str) -> Any:
-    """``{"itemNotFound": {"code": 404, "message": "…"}}``; the database API writes the same."""
+    """``{"itemNotFound": {"code": 404, "message": "…"}}``."""
     kind = error.kind or _COMPUTE_KINDS.get(error.status, "computeFault")
+    return {kind: {"code": error.status, "message": error.message}}
+
+
+_DATABASE_KINDS: Final = _COMPUTE_KINDS | {409: "conflict", 422: "unprocessableEntity"}
+
+
+def render_database(error: ApiError, _request_id: str) -> Any:
+    """The compute API's form, with other words for some statuses."""
+    kind = error.kind or _DATABASE_KINDS.get(error.status, "instanceFault")
     return {kind: {"code": error.status, "message": error.message}}
 
 

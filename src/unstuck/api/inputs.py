@@ -69,14 +69,17 @@ def decode_body(entry: Entry, data: bytes | msgspec.Raw) -> Any:
 
 NOT_OFFERED: Final = frozenset({
     "addFixedIp", "addFloatingIp", "addSecurityGroup", "changePassword", "confirmResize",
-    "createBackup", "createImage", "evacuate", "forceDelete", "injectNetworkInfo", "lock", "migrate",
+    "createBackup", "createImage", "eject_replica_source", "evacuate", "forceDelete", "injectNetworkInfo",
+    "lock", "migrate",
     "os-getConsoleOutput", "os-getRDPConsole", "os-getSerialConsole", "os-getSPICEConsole",
-    "os-getVNCConsole", "os-migrateLive", "os-resetState", "os-start", "os-stop", "pause", "reboot",
+    "os-getVNCConsole", "os-migrateLive", "os-resetState", "os-start", "os-stop", "pause",
+    "promote_to_replica_source", "reboot",
     "rebuild", "removeFixedIp", "removeFloatingIp", "removeSecurityGroup", "rescue", "resetNetwork",
     "resize", "restore", "resume", "revertResize", "shelve", "shelveOffload", "suspend",
     "trigger_crash_dump", "unlock", "unpause", "unrescue", "unshelve",
 })  # fmt: skip
-"""The compute API's actions on servers, as of 2.96. One without a route here is real, and not offered."""
+"""The compute API's actions on servers, as of 2.96, and the database API's on instances. One without a route
+here is real, and not offered."""
 
 
 def choose_action(entries: list[Entry], data: bytes) -> tuple[Entry, Any]:

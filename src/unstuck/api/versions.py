@@ -97,10 +97,19 @@ async def network_version(call: Call) -> Reply:
     return Reply({"resources": resources, **_network(call)})
 
 
+def _database(call: Call) -> dict[str, Any]:
+    links = _self(call, "/database/v1.0/")
+    return {"id": "v1.0", "status": "CURRENT", "updated": _UPDATED, "links": links}
+
+
 async def database_versions(call: Call) -> Reply:
     """``GET /database``."""
-    links = _self(call, "/database/v1.0/")
-    return Reply({"versions": [{"id": "v1.0", "status": "CURRENT", "updated": _UPDATED, "links": links}]})
+    return Reply({"versions": [_database(call)]})
+
+
+async def database_version(call: Call) -> Reply:
+    """``GET /database/v1.0``."""
+    return Reply({"version": _database(call)})
 
 
 def _public(path: str, handler: Handler, status: int = 200) -> Route:
@@ -117,4 +126,5 @@ ROUTES: list[Route] = [
     _public("/networking", network_versions),
     _public("/networking/v2.0", network_version),
     _public("/database", database_versions),
+    _public("/database/v1.0", database_version),
 ]

@@ -35,7 +35,7 @@ def machine(state: State, driver: str) -> list[Check]:
     checks: list[Callable[[State], Check]] = [_python, _sqlite, _folder, _space, _port]
     if driver == "qemu":
         checks += [_qemu, _qemu_img, _kvm, _root, _network_tools]
-    checks.append(_podman)
+    checks.append(_containers)
     return [check(state) for check in checks]
 
 
@@ -152,9 +152,16 @@ def _paths() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def _podman(_state: State) -> Check:
-    found = _version("podman")
-    if found is None:
-        remedy = "apt-get install podman (only databases in containers will need it)"
-        return Check("podman", "note", "not installed", remedy)
-    return Check("podman", "ok", found)
+def _containers(_state: State) -> Check:
+    """What databases run in where there is no usable virtualisation."""
+    from unstuck.host.drivers.podman.engine import abilities, unfit
+
+    why = unfit()
+    if why:
+        return Check("containers", "note", "databases run in virtual machines only", why)
+    found = _version("podman") or "podman"
+    able = abilities()
+    if able.missing:
+        remedy = "Containers are weaker walls so; a host for others' databases should have all of it."
+        return Check("containers", "note", f"{found} with {able.runtime}, without {able.missing}", remedy)
+    return Check("containers", "ok", f"{found} with {able.runtime}")

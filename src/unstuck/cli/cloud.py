@@ -20,11 +20,12 @@ CLOCK_STANDS = 15.0
 
 
 class Cloud:
-    """The cloud of a state folder, as its administrator."""
+    """The cloud of a state folder, as one of its users; ``project_id`` is the user's own."""
 
-    def __init__(self, client: httpx2.Client, url: str) -> None:
+    def __init__(self, client: httpx2.Client, url: str, project_id: str = "") -> None:
         self.client = client
         self.url = url
+        self.project_id = project_id
 
     def get(self, path: str, **more: Any) -> Any:
         return self.ask("GET", path, **more).json()
@@ -76,7 +77,7 @@ def connect(state: State, user: str = "admin") -> Iterator[Cloud]:
                 f"Write the right one into {state.secrets / (user + '-password')}."
             )
         client.headers["x-auth-token"] = answer.headers["x-subject-token"]
-        yield Cloud(client, url)
+        yield Cloud(client, url, answer.json()["token"]["project"]["id"])
 
 
 def show_json(data: Any) -> None:

@@ -59,13 +59,14 @@ def _sweep(state: State) -> None:
     """Take away the links that no guest uses any more; `unstuck up` makes what is needed anew."""
     import asyncio
 
+    from unstuck.cli import boxes
     from unstuck.cli.guests import running
     from unstuck.cli.reality import bridges
     from unstuck.host.driver import DriverError
 
     if os.geteuid() != 0 or not state.prepared():
         return
-    alive = frozenset(guest.server_id for guest in running(state))
+    alive = frozenset(guest.server_id for guest in (*running(state), *boxes.running(state)))
     try:
         asyncio.run(bridges(state).sweep(alive))
     except (DriverError, OSError, msgspec.DecodeError) as error:
@@ -75,13 +76,18 @@ def _sweep(state: State) -> None:
 def _end_guests(root: Path, patience: float) -> str:
     import asyncio
 
+    from unstuck.cli import boxes
     from unstuck.cli.guests import end_all, running
+    from unstuck.host.driver import DriverError
 
     state = State(root)
     for marker in state.host.glob("servers/*/guest.json"):  # guests of the instant driver
         marker.unlink(missing_ok=True)
-    count = asyncio.run(end_all(state, patience))
-    left = running(state)
+    try:
+        count = asyncio.run(end_all(state, patience)) + asyncio.run(boxes.end_all(state, patience))
+    except DriverError as error:
+        raise CliError(f"A container does not end: {error}.") from None
+    left = [*running(state), *boxes.running(state)]
     if left:
         raise CliError(f"Guests that do not end: {', '.join(guest.server_id for guest in left)}.")
     return f"Ended {counted(count, 'guest')}."

@@ -1,36 +1,56 @@
-"""``unstuck image build``: the tiny guest image, from packages of this machine's distribution."""
+"""``unstuck image build``: guest images of our own, from packages of this machine's distribution."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from unstuck.cli.cloud import state_of
+from unstuck.cli.cloud import connect, state_of
 from unstuck.cli.errors import CliError
 
 app = App(name="image", help="Guest images of our own.")
 
 
 @app.command
-def build(folder: Path | None = None, *, state: Path | None = None) -> None:
-    """Build the tiny guest image; the next `unstuck up` uploads it.
+def build(
+    name: Literal["tiny", "postgresql"] = "tiny",
+    *,
+    folder: Path | None = None,
+    register: Annotated[bool, Parameter(negative="")] = False,
+    state: Path | None = None,
+) -> None:
+    """Build a guest image: `tiny` for servers (the next `unstuck up` uploads it), or that of a datastore.
 
     Parameters
     ----------
+    name
+        Which one.
     folder
-        Where to put it (default: `tiny` in the state folder).
+        Where to put it (default: in the state folder, for `postgresql` in the cache of images).
+    register
+        Upload it and make it the image of its datastore's version; instances that are there keep theirs.
     state
         The state folder.
     """
+    from unstuck.host import dbimage, tinyimage
     from unstuck.host.debian import BuildError
-    from unstuck.host.tinyimage import build as build_tiny
 
-    target = folder or state_of(state).root / "tiny"
+    if register and name == "tiny":
+        raise CliError("--register is for datastores; `unstuck up` uploads the tiny image by itself.", 2)
+    found = state_of(state)
+    target = folder or (found.root / "tiny" if name == "tiny" else dbimage.default_folder())
     try:
-        made = build_tiny(target)
+        made = tinyimage.build(target) if name == "tiny" else dbimage.build(target)
     except BuildError as error:
-        raise CliError(f"The tiny image could not be built: {error}.") from None
+        raise CliError(f"The {name} image could not be built: {error}.") from None
     except OSError as error:
         raise CliError(f"{error.filename or target}: {error.strerror or error}.") from None
-    print(f"The tiny image {'was built' if made else 'is up to date'} in {target}.")
+    print(f"The {name} image {'was built' if made else 'is up to date'} in {target}.")
+    if register:
+        from unstuck.cli.dbimage import register as register_image
+
+        with connect(found) as cloud:
+            version = register_image(cloud, target)
+        print(f"It is the image of {name} {version} now.")

@@ -16,6 +16,7 @@ _COMMANDS = {
     "logs": ("unstuck.cli.showlogs:logs", "The end of a log: control, host, or a server's console."),
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
     "demo": ("unstuck.cli.demo:demo", "Break a real cloud at the worst moment; watch it mend itself."),
+    "db": ("unstuck.cli.db:app", "Managed databases: create, connect, back up, restore."),
     "image": ("unstuck.cli.image:app", "Guest images of our own."),
     "serve": ("unstuck.control.main:main", "Run a control plane here (what `up` starts)."),
     "host": ("unstuck.host.main:main", "Run the agent of this host (what `up` starts)."),

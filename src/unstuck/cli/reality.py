@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from unstuck.cli import guests
+from unstuck.cli import boxes, guests
 from unstuck.host.drivers.folder import DISKS, knows, server_ids
 from unstuck.runtime.locks import holder
 from unstuck.runtime.state import HostFile, State
@@ -68,6 +68,8 @@ class Reality(msgspec.Struct, frozen=True):
     """Servers whose guest can be asked (QMP); None where nobody looked."""
     disks: frozenset[str] | None = None
     """Servers with a root disk; None where nobody looked."""
+    mounts: frozenset[str] = frozenset()
+    """Servers that something is mounted for, as it is for a guest in a container."""
 
     def alive(self, driver: str) -> set[str]:
         """Servers with a guest."""
@@ -78,17 +80,21 @@ class Reality(msgspec.Struct, frozen=True):
 def look(state: State) -> Reality:
     """Read only."""
     running = holder(state.host_lock) is not None
+    contained = boxes.running(state)
     return Reality(
         folders=server_ids(state.host),
-        guests=tuple(guests.running(state)),
+        guests=(*guests.running(state), *contained),
         instant=frozenset(path.parent.name for path in state.host.glob("servers/*/guest.json")),
         taps=asyncio.run(_taps(state)),
         # While the agent runs, a part is a fetch under way; afterwards it is what a killed one left.
         parts=() if running else tuple(path.name for path in state.host.glob("images/*.part*")),
-        sockets=frozenset(path.parent.name for path in state.host.glob("servers/*/qmp.sock")),
+        # A container needs none to be asked.
+        sockets=frozenset(path.parent.name for path in state.host.glob("servers/*/qmp.sock"))
+        | {guest.server_id for guest in contained},
         disks=frozenset(
             path.parent.name for path in state.host.glob("servers/*/disk-*") if path.suffix in DISKS
         ),
+        mounts=boxes.left(state),
     )
 
 
@@ -118,7 +124,7 @@ def compare(expected: list[Expected], real: Reality, driver: str) -> list[Differ
     """Everything that is too much, too little, or different."""
     known = {item.server_id: item for item in expected}
     alive = real.alive(driver)
-    found = [*_twins(real), *_strangers(known, real, alive), *_parts(real)]
+    found = [*_twins(real), *_strangers(known, real, alive), *_parts(real), *_mounts(real, alive)]
     for item in expected:
         found += _gone(item, real, alive) if item.gone else _one(item, real, alive)
         if driver == "qemu" and item.server_id in alive and not item.gone:
@@ -154,6 +160,12 @@ def _strangers(known: Mapping[str, Expected], real: Reality, alive: set[str]) ->
 def _parts(real: Reality) -> list[Difference]:
     remedy = "none needed: the agent removes it when it starts"
     return [Difference("image-part", name, "a fetch was cut off", remedy) for name in real.parts]
+
+
+def _mounts(real: Reality, alive: set[str]) -> list[Difference]:
+    detail = "its container is not there, and what was mounted for it is"
+    remedy = "the host agent takes it away; is it running?"
+    return [Difference("mounts-left", name, detail, remedy) for name in sorted(real.mounts - alive)]
 
 
 def _gone(item: Expected, real: Reality, alive: set[str]) -> list[Difference]:

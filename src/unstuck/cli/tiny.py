@@ -39,7 +39,7 @@ def upload(cloud: Cloud, folder: Path) -> bool:
     """
     from unstuck.host.tinyimage import read_manifest
 
-    known = _named(cloud, NAME)
+    known = named(cloud, NAME)
     if known is not None and known["status"] == "active":
         return False
     manifest = read_manifest(folder)
@@ -55,20 +55,28 @@ def upload(cloud: Cloud, folder: Path) -> bool:
                 "kernel_id": ids["kernel"], "ramdisk_id": ids["ramdisk"],
                 "os_command_line": manifest["cmdline"], "min_ram": manifest["min_ram"],
             }  # fmt: skip
-        ids[role] = _one(cloud, name, entry, folder / entry["name"], more)
+        ids[role] = upload_one(cloud, name, entry, folder / entry["name"], more)
     return True
 
 
-def _named(cloud: Cloud, name: str) -> dict[str, Any] | None:
-    images = cloud.get("/image/v2/images", params={"name": name, "visibility": "public"})["images"]
+def named(cloud: Cloud, name: str, visibility: str = "public") -> dict[str, Any] | None:
+    images = cloud.get("/image/v2/images", params={"name": name, "visibility": visibility})["images"]
     return next(iter(images), None)
 
 
-def _one(cloud: Cloud, name: str, entry: dict[str, Any], file: Path, more: dict[str, Any]) -> str:
-    found = _named(cloud, name)
+def upload_one(
+    cloud: Cloud,
+    name: str,
+    entry: dict[str, Any],
+    file: Path,
+    more: dict[str, Any],
+    visibility: str = "public",
+) -> str:
+    """The id of the image of this name, made and filled where it is not; one left without data is used."""
+    found = named(cloud, name, visibility)
     if found is None:
         body = {
-            "name": name, "visibility": "public", "disk_format": entry["disk_format"],
+            "name": name, "visibility": visibility, "disk_format": entry["disk_format"],
             "container_format": entry["container_format"], **more,
         }  # fmt: skip
         found = cloud.ask("POST", "/image/v2/images", json=body).json()

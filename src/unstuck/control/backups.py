@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 BATCH: Final = 100
 TICK: Final = 1.0
+WAKE: Final = "backups"
 AT_ONCE: Final = 4
 """Backups of one store of objects that are looked at at the same time."""
 JOB: Final = 100.0
@@ -94,7 +95,7 @@ class BackupController:
             except StoreUnavailable as error:
                 log.warning("store unavailable", error=str(error))
                 due = []
-            await self._port.pause(0.0 if len(due) == BATCH else self._tick, "backups")
+            await self._port.pause(0.0 if len(due) == BATCH else self._tick, WAKE)
 
     async def _step_safely(self, item: Due) -> None:
         try:
@@ -146,7 +147,7 @@ class BackupController:
             await self._report_failure(backup_id)
         finally:
             del self._at_work[backup_id]
-            self._port.wake("backups")
+            self._port.wake(WAKE)
 
     async def _report_failure(self, backup_id: str) -> None:
         try:

@@ -24,8 +24,10 @@ from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.blobs.site import BackupSite
 from unstuck.control.backup_blobs import ThreadedBlobs
+from unstuck.control.backups import WAKE as BACKUPS
 from unstuck.control.backups import BackupController
 from unstuck.control.collect import collect_forever, count_disputed
+from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.keys import set_up_backups
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
@@ -100,6 +102,10 @@ class ControlPlane:
             blobs = ThreadedBlobs(site.stores, site.found)
             self._backups = BackupController(port, store, blobs, self._notifier.wake, watch=self._metrics)
 
+        self._instances = InstanceController(
+            port, store, self._notifier.wake, watch=self._metrics, together=at_once
+        )
+
     async def run(self, service: Service) -> int:
         """Serve until the port is told to end; returns the exit code."""
         loop = asyncio.get_running_loop()
@@ -110,25 +116,26 @@ class ControlPlane:
         works = {
             "tick": self._controller.tick_forever(),
             "servers": self._controller.servers_forever(),
-            "wake": self._pass_wakes("control"),
+            "instances": self._instances.instances_forever(),
+            "wake": self._pass_wakes("control", WAKE, BACKUPS),
             "deaf": end_when_deaf(self._port, self._listener.getsockname()),
             "watchdog": service.watch(self._port),
             "collect": collect_forever(self._port, self._store, self._state_dir),
         }
         if self._backups is not None:
             works["backups"] = self._backups.run_forever()
-            works["wake-backups"] = self._pass_wakes("backups")
         code = await self._port.run(works)
         await self._close(web)
         return code
 
-    async def _pass_wakes(self, key: str) -> None:
-        """What API calls wake, the controllers hear."""
+    async def _pass_wakes(self, key: str, *others: str) -> None:
+        """What API calls wake, the controllers hear, each under a key of its own."""
         seen = self._notifier.version(key)
         while True:
             await self._notifier.wait(key, 3600.0, since=seen)
             seen = self._notifier.version(key)
-            self._port.wake(key)
+            for one in (key, *others):
+                self._port.wake(one)
 
     async def _close(self, web: asyncio.Task[None]) -> None:
         self._polls.closing = True

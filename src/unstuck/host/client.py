@@ -210,5 +210,5 @@ def translate(failed: Failed) -> Exception:
     if status == 400 and problem.type == "protocol":
         return Incompatible(problem.message)
     if status == 410:
-        return Refused(problem.message)
+        return Refused(problem.message, problem.type or "stale")
     return Rejected(str(failed))

@@ -44,7 +44,13 @@ class Superseded(Exception):
 
 
 class Refused(Exception):
-    """The control plane does not know this grant any more: forget it, and harm nothing."""
+    """The control plane does not know this grant any more: forget it, and harm nothing.
+
+    ``kind``: the error's type in the agents' API."""
+
+    def __init__(self, message: str = "", kind: str = "stale") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Behind(Unreachable):

@@ -46,7 +46,12 @@ def unpacked(package: Package, work: Path) -> Path:
 
 
 def run(
-    command: list[str], cwd: Path | None = None, *, check: bool = True, extra: dict[str, str] | None = None
+    command: list[str],
+    cwd: Path | None = None,
+    *,
+    check: bool = True,
+    extra: dict[str, str] | None = None,
+    seconds: float = 300,
 ) -> str:
     environment = {
         **os.environ,
@@ -57,18 +62,22 @@ def run(
     try:
         done = subprocess.run(
             command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=300, check=False,
+            timeout=seconds, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise BuildError(
             f"{command[0]} is missing; as root: apt-get install {_home_of(command[0])}"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{command[0]} did not end within five minutes") from error
+        raise BuildError(f"{command[0]} did not end within {seconds:g} s") from error
     if check and done.returncode != 0:
         raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 
 def _home_of(tool: str) -> str:
-    return {"mke2fs": "e2fsprogs", "dpkg-deb": "dpkg"}.get(tool, "apt")
+    homes = {
+        "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg", "dpkg-query": "dpkg", "mksquashfs": "squashfs-tools",
+        "mmdebstrap": "mmdebstrap",
+    }  # fmt: skip
+    return homes.get(tool, "apt")

@@ -31,7 +31,9 @@ AHEAD: Final = 64
 """How far a piece's number may be ahead of what is stored: several are on their way at once."""
 _OVERHEAD: Final = 4096
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
-_LARGE: Final = 1 << 62
+_LARGE: Final = 2**53
+SUPERSEDED: Final = "guest-superseded"
+"""What the control plane calls it when a newer process of a guest's agent has come."""
 
 
 class Said(Exception):
@@ -161,7 +163,7 @@ class Desk:
         try:
             return await self.voice.call(f"guests.{verb}", work)
         except Refused as error:
-            raise refuse(code, str(error)) from error
+            raise refuse("superseded" if error.kind == SUPERSEDED else code, str(error)) from error
         except Declined as error:
             raise refuse("invalid", str(error)) from error
         except Unreachable as error:
@@ -208,14 +210,15 @@ def check_content(content: Content, chunk_size: int) -> None:
 
 
 def check_view(view: DatabaseView) -> None:
-    """What goes on to the store: short, and in numbers that a database can hold."""
-    facts = [*view.facts.keys(), *view.facts.values()]
+    """What goes on to the store: within the limits of the agents' API."""
     if len(view.facts) > 32:
         raise refuse("invalid", "`facts` holds too much")
-    _check_words((view.generation, *facts), 256)
+    _check_words((view.generation, *view.facts), 64)
+    _check_words(tuple(view.facts.values()), 256)
     _check_numbers(view.restart, view.volume_used_mb, view.volume_size_mb, view.done, view.total)
     if view.trouble is not None:
-        _check_words((view.trouble.code, view.trouble.reason, view.trouble.remedy), 1000)
+        _check_words((view.trouble.code,), 64)
+        _check_words((view.trouble.reason, view.trouble.remedy), 2000)
 
 
 def check_work(phase: str, size: int, idle: float) -> None:
@@ -231,5 +234,5 @@ def _check_words(words: tuple[str, ...], most: int) -> None:
 
 
 def _check_numbers(*numbers: int) -> None:
-    if any(not 0 <= number < _LARGE for number in numbers):
+    if any(not 0 <= number <= _LARGE for number in numbers):
         raise refuse("invalid", "a number is negative or too large")

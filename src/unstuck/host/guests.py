@@ -162,10 +162,14 @@ class GuestService:
         if not self._hellos.take(self._port.clock()) or not guest.bucket.take(self._port.clock()):
             return NotNow(Problem.UNREACHABLE, "too many hellos", 2.0)
         version = hello.agent_version.replace("\0", "")[:64]
-        word = GuestRegister(self._desk.who(guest), hello.start, hello.protocol, version)
+        sequence = self._voice.next_sequence()
+        word = GuestRegister(self._desk.who(guest), hello.start, hello.protocol, version, sequence)
         try:
             answer = await self._desk.call("register", "gone", lambda: self._control.guest_register(word))
         except Said as said:
+            if isinstance(said.response, No) and said.response.code == "gone":
+                # The store may have granted it anew and not told us yet; if it has gone, so has its channel.
+                return NotNow(Problem.UNREACHABLE, said.response.reason, 2.0)
             return said.no_or_not_now()
         if answer.incarnation < guest.incarnation:
             return No("superseded", "a newer process of the agent has come")
@@ -235,6 +239,8 @@ class GuestService:
         incarnation, end = guest.incarnation, self._port.clock() + min(max(look.wait, 0.0), WAIT_MAX)
         while True:
             now = self._port.clock()
+            if guest.gone:
+                return No("gone", "this host has nothing to do with the server (any more)")
             if guest.incarnation != incarnation:
                 return No("superseded", "a newer process of the agent has come")
             asks = self._due(guest, now)

@@ -156,9 +156,13 @@ def make_driver(
         )  # fmt: skip
     if not containers:
         return vms
-    from unstuck.host.drivers.podman.driver import PodmanDriver
+    from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 
     boxes = PodmanDriver(folder, host_id, cache, networks, on_event=port.wake, barrier=barriers.reach)
+    try:
+        boxes.claim()
+    except CopyError as error:
+        raise StateError(str(error)) from None
     if boxes.abilities.missing:
         log.warning("containers have to do without", missing=boxes.abilities.missing)
     return Machines(folder, vms, boxes, networks)

@@ -21,6 +21,8 @@ class Room:
 
     async def take(self, size: int) -> None:
         """Wait until there is place; what is larger than the room waits for all of it."""
+        if not size:
+            return  # whoever needs nothing waits for nobody
         await self._take(min(size, self._size))
         if self._within is not None:
             try:
@@ -31,6 +33,8 @@ class Room:
 
     def give(self, size: int) -> None:
         """Give back what was taken, with the same ``size``."""
+        if not size:
+            return
         self._give(min(size, self._size))
         if self._within is not None:
             self._within.give(size)

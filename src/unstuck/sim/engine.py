@@ -239,7 +239,7 @@ class Engine:
         self.fault_at: Callable[[int, Process, str], Fault | None] = lambda _k, _p, _n: None
         self.apply_fault: Callable[[Fault, Process, Task], None] = lambda _f, _p, _t: None
         self.half: Callable[[str, Callable[[], Awaitable[Any]]], None] = lambda _n, _w: None
-        self.lost: Callable[[Process], Exception] = lambda _: OSError("lost")
+        self.lost: Callable[[Process, str], Exception] = lambda _p, _n: OSError("lost")
         # A process ended by itself; the scenario decides whether that is a fault.
         self.ended: Callable[[Exception], None] = _raise
         self.after_step: Callable[[], None] = lambda: None
@@ -365,7 +365,7 @@ class Engine:
             self.apply_fault(fault, process, task)
             return False
         if fault is Fault.ANSWER_LOST:
-            task.result = (False, self.lost(process))
+            task.result = (False, self.lost(process, effect.name))
         if fault is Fault.REPEATED:
             delay = 3.0 if self.fair else self.random.choice((0.1, 3.0, 40.0))
             self.at(delay, lambda: self._repeat(effect))
@@ -392,7 +392,7 @@ class Engine:
             return False
         task.fault = fault
         if fault is Fault.LOST:
-            task.result = (False, self.lost(process))
+            task.result = (False, self.lost(process, effect.name))
             return True
         task.work = effect.work()
         return True

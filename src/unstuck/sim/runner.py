@@ -9,10 +9,17 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.blobs.objects import BlobError, Problem
 from unstuck.control.loop import Controller
+from unstuck.guest.control import Away
+from unstuck.guest.wire import Superseded as GuestSuperseded
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.runtime.marks import Forgetful
+from unstuck.sim.database_invariants import fingerprint as database_fingerprint
+from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
+from unstuck.sim.database_user import DatabaseUser
+from unstuck.sim.databases import Databases, populate, small_pieces
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
@@ -31,6 +38,16 @@ FaultPlan = dict[int, Fault | None]
 
 AGENT_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE, Fault.FREEZE_REPLACED, Fault.HOST_REBOOT)
 CONTROL_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE)
+GUEST_FAULTS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FREEZE)
+GUEST_ASKS = frozenset(
+    f"guest.{verb}"
+    for verb in (
+        "hello", "look", "tell", "answered", "take", "renew", "store", "finish", "give-up", "ask-restore",
+        "fetch",
+    )
+)  # fmt: skip
+"""What a guest's agent says to its host."""
+OBJECT_CALLS = frozenset({"guests.store", "guests.manifest", "guests.reread", "guests.fetch"})
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -49,11 +66,13 @@ class Verdict(msgspec.Struct, frozen=True):
 class Cloud:
     """A database in memory that is put back to its template before each run."""
 
-    def __init__(self, hosts: int = 1) -> None:
+    def __init__(self, hosts: int = 1, *, databases: bool = False) -> None:
         self.time = 1_000_000.0
         self.store = MemoryStore(lambda: self.time)
         self.host_ids = [f"host-{n}" for n in range(hosts)]
         self.store.transact(_populate, self.host_ids)
+        if databases:
+            self.store.transact(populate)
         self._clear = [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
         self.template = self.dump()
 
@@ -92,8 +111,8 @@ def _populate(tx: Tx, host_ids: list[str]) -> None:
 
 
 @functools.cache
-def cloud(hosts: int = 1) -> Cloud:
-    return Cloud(hosts)
+def cloud(hosts: int = 1, *, databases: bool = False) -> Cloud:
+    return Cloud(hosts, databases=databases)
 
 
 class Run:
@@ -110,7 +129,8 @@ class Run:
         setback: Setback | None = None,
         jump: Jump | None = None,
     ) -> None:
-        self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts)
+        with_databases = scenario in DATABASE_SCENARIOS
+        self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts, databases=with_databases)
         self.cloud.reset()
         self.store = self.cloud.store
         self.scenario = scenario
@@ -123,6 +143,7 @@ class Run:
         self.truth = Truth(self.store, self.hosts)
         self.expected: dict[str, str] = {}
         self.control: Process | None = None
+        self.control_since = 0.0
         self.agents: dict[str, Process] = {}
         self.down_until: dict[str, float] = {}
         self.drivers: dict[Process, SimDriver] = {}
@@ -133,19 +154,20 @@ class Run:
         self.setback = setback
         self.jump = jump
         self.shift = 0.0
-        self.patience = PATIENCE
+        self.patience = PATIENCE if not with_databases else 2 * PATIENCE
         self.commits = 0
         self.sessions = 0
         self.copied = self.cloud.template
         self.marks_kept = Forgetful()
         self.store.on_commit = self._committed
+        self.databases: Databases | None = Databases(self) if with_databases else None
         if setback is not None:
             self.truth.wishes = {}
         self.rng = self.engine.random
         self.engine.fault_at = self._fault_at
         self.engine.apply_fault = self._apply
         self.engine.half = self._half
-        self.engine.lost = lambda _: Unreachable("no answer")
+        self.engine.lost = _lost
         self.engine.ended = self._ended
         self.lose_wakes = seed is not None and self.rng.random() < 0.3
         self.truth.late = 25.0 if self.lose_wakes else 0.0
@@ -153,15 +175,20 @@ class Run:
     # processes
 
     def boot_control(self) -> None:
+        if self.control is not None:
+            return
         self.sessions += 1
+        self.control_since = self.engine.now
         self.store.reopen(f"session-{self.sessions}")
         process = self.control = self.engine.process("control")
         self.store.transact(generation.notice, self.marks_kept.mark, "the control plane's own record")
         controller = Controller(
-            process.port, SimStore(self.store), self._notify, tick=4.0, marks=self.marks_kept
+            process.port, SimStore(self.store), self.notify, tick=4.0, marks=self.marks_kept
         )
         process.spawn("servers", controller.servers_forever())
         process.spawn("tick", controller.tick_forever())
+        if self.databases is not None:
+            self.databases.boot_control(process)
 
     def host_down(self, host: SimHost, seconds: float) -> None:
         """Its agent ends and nothing starts one there, neither who replaces a frozen one, until then."""
@@ -178,11 +205,18 @@ class Run:
         process = self.agents[host.id] = self.engine.process(f"agent-{host.id}")
         driver = SimDriver(host, self.truth)
         self.drivers[process] = driver
-        client = SimControl(self.store, host.id, self._control_up, lambda: self._wake("control"))
+        client = SimControl(self.store, host.id, self.control_up, self._reported, small_pieces)
         agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce(), host.marks, self._wall)
+        if self.databases is not None:
+            self.databases.serve(process, agent, host)
         self.minds[host.id] = agent
         host.wake = process.wake
         process.spawn("main", agent.run())
+
+    def _reported(self) -> None:
+        self.wake("control")
+        if self.databases is not None:
+            self.databases.wake("control")
 
     def _wall(self) -> float:
         return self.engine.now
@@ -191,6 +225,8 @@ class Run:
 
     def _committed(self) -> None:
         self.commits += 1
+        if self.databases is not None and self.running:
+            self.databases.truth.committed()
         plan = self.setback
         if plan is None or not self.running:
             return
@@ -227,20 +263,20 @@ class Run:
         if self.agents[host.id].dead:
             self.boot_agent(host)
 
-    def _control_up(self) -> bool:
+    def control_up(self) -> bool:
         return self.control is not None and self.control.frozen_until <= self.engine.now
 
-    def _notify(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         for host_id, process in self.agents.items():
             if key == f"host:{host_id}" and not self.lose_wakes:
                 process.wake("world")
 
-    def _wake(self, key: str) -> None:
+    def wake(self, key: str) -> None:
         if self.control is not None and not self.lose_wakes:
             self.control.wake(key)
 
     def _ended(self, error: Exception) -> None:
-        if not isinstance(error, Superseded):
+        if not isinstance(error, Superseded | GuestSuperseded):
             self.truth.fail(f"a process ended: {error!r}")
 
     # faults
@@ -251,7 +287,10 @@ class Run:
             self._jump(self.jump)
         if self.marks is not None:
             self._set_time()
-            self.marks.append(self.store.read(fingerprint, self.hosts))
+            mark: object = self.store.read(fingerprint, self.hosts)
+            if self.databases is not None:
+                mark = (mark, self.store.read(database_fingerprint, self.databases))
+            self.marks.append(hash(mark))
         if number not in self.faults:
             return None
         possible = applicable(process.name, name)
@@ -274,12 +313,16 @@ class Run:
     def _half(self, _name: str, work: Callable[[], Awaitable[Any]]) -> None:
         for process, driver in self.drivers.items():
             driver.cutting = not process.dead
+        if self.databases is not None:
+            self.databases.cutting = True
         try:
             run_now(work())
         except Exception as error:
             self.engine.log(f"cut effect: {error!r}")
         for driver in self.drivers.values():
             driver.cutting = False
+        if self.databases is not None:
+            self.databases.cutting = False
 
     def _apply(self, fault: Fault, process: Process, _task: Task) -> None:
         engine = self.engine
@@ -291,6 +334,9 @@ class Run:
             process.kill()
             self.control = None
             engine.at(again, self.boot_control)
+            return
+        if process.name.startswith("guest"):
+            process.kill()  # PID 1 starts it again
             return
         host = next(h for h in self.hosts if self.agents.get(h.id) is process)
         if fault is Fault.FREEZE_REPLACED:
@@ -310,8 +356,7 @@ class Run:
         self.boot_control()
         for host in self.hosts:
             self.boot_agent(host)
-        user = self.user = SimUser(self)
-        user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
+        user = self.user = self._user()
         start = engine.now
         engine.after_step = self._after_step
         try:
@@ -324,9 +369,13 @@ class Run:
                     f"{self.scripts} scripts"
                 )
             self.truth.violations.extend(self.store.read(differences, self.hosts, self.expected))
+            if self.databases is not None:
+                self.truth.violations.extend(self.databases.differences())
         except Broken:
             pass
         finally:
+            if self.databases is not None:
+                self.databases.close()
             for process in engine.processes:
                 process.kill()
             self.user.close()
@@ -342,14 +391,29 @@ class Run:
             incarnations=tuple(mind.incarnation for mind in self.minds.values()),
         )
 
+    def _user(self) -> SimUser:
+        """Whoever does what the scenario says."""
+        if self.databases is None:
+            user = SimUser(self)
+            user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
+            return user
+        asker = self.databases.user = DatabaseUser(self, self.databases)
+        asker.beside(DATABASE_SCENARIOS[self.scenario](asker))  # type: ignore[arg-type]
+        auditor = self.engine.process("auditor")
+        auditor.faultable = False
+        auditor.spawn("audit", self.databases.audit_forever(auditor))
+        return asker
+
     def _after_step(self) -> None:
         self._set_time()
+        if self.databases is not None:
+            self.databases.sync()
         if self.truth.violations:
             raise Broken
 
     def _unsettled(self) -> int:
         self._set_time()
-        return self.store.read(unsettled)
+        return self.store.read(unsettled) + (0 if self.databases is None else self.databases.unsettled())
 
     def _at_rest(self) -> bool:
         """Nothing is left to do, and every agent has told what its host looks like since it started:
@@ -374,8 +438,23 @@ def applicable(process: str, name: str) -> tuple[Fault, ...]:
         crashes: tuple[Fault, ...] = AGENT_FAULTS
         if name in ("driver.make_disk", "driver.start", "driver.save", "driver.remove_folder"):
             crashes += (Fault.CRASH_HALF,)
-        return crashes + NETWORK if name.startswith("control.") else crashes
+        asks = name.startswith(("control.", "guests.")) and name != "guests.note"
+        return crashes + NETWORK if asks else crashes
+    if process.startswith("guest"):
+        crashes = GUEST_FAULTS
+        if name in ("guest.init", "guest.publish"):
+            crashes += (Fault.CRASH_HALF,)
+        return crashes + NETWORK if name in GUEST_ASKS else crashes
     return CONTROL_FAULTS
+
+
+def _lost(process: Process, name: str) -> Exception:
+    """What a lost message is to whoever sent it."""
+    if process.name.startswith("guest"):
+        return Away("no answer")
+    if name in OBJECT_CALLS:
+        return BlobError(Problem.UNREACHABLE, "no answer")
+    return Unreachable("no answer")
 
 
 def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:

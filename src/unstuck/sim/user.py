@@ -133,8 +133,8 @@ class SimUser:
                 except servers.NotFound:
                     return None
                 else:
-                    self._run._wake("control")
-                    self._run._notify(f"host:{answer}")
+                    self._run.wake("control")
+                    self._run.notify(f"host:{answer}")
                     return answer
             await self.wait(1.0)
 

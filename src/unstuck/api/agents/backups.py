@@ -114,7 +114,7 @@ async def end(call: Call, host_id: str) -> Reply:
             )
             ask = msgspec.structs.replace(ask, said=said)
     await call.store.run(rows.end_attempt, host_id, ask)
-    call.app.notifier.wake("backups")
+    call.app.notifier.wake("control")
     return Reply(status=204)
 
 

@@ -35,6 +35,7 @@ SERVICES: Final[list[Service]] = [
     Service(type="image", name="glance", path="/image"),
     Service(type="network", name="neutron", path="/networking"),
     Service(type="compute", name="nova", path="/compute/v2.1"),
+    Service(type="database", name="trove", path="/database/v1.0/{project_id}"),
 ]
 
 

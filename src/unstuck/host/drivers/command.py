@@ -6,9 +6,13 @@ sockets, no character that QEMU's option syntax would take apart, and messages f
 
 from __future__ import annotations
 
+import ipaddress
+import re
+
 import msgspec
 
 from unstuck.core.server.data import Nic, Want
+from unstuck.host.networks import rules
 
 BOOT = "root=/dev/vda rw console=ttyS0 panic=5 quiet loglevel=3"
 """For every guest with a kernel of its own. A panic reboots, as a machine in a rack would."""
@@ -21,16 +25,22 @@ _ACCELERATORS = {
     "tcg": (("-accel", "tcg,thread=multi,tb-size=128", "-cpu", "qemu64"), f"{BOOT} {QUICK}"),
     "kvm": (("-accel", "kvm", "-cpu", "host"), BOOT),
 }
+CHANNEL = "channel/vm.sock"
+_HOSTNAME = re.compile(r"[^A-Za-z0-9.-]")
 _SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"
 
 
 class Files(msgspec.Struct, frozen=True):
-    """The files a guest is made of, relative to its folder. Without a kernel the firmware boots the disk."""
+    """The files a guest is made of, relative to its folder. Without a kernel the firmware boots the disk.
+
+    ``root``: the system tree of a server whose disk is for data alone; it has a channel, and no config drive.
+    """
 
     disk: str
     config: str
     kernel: str | None
     ramdisk: str | None
+    root: str | None = None
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -62,11 +72,10 @@ def qemu_command(
         *_monitor("qmp", "qmp.sock"),
         *_monitor("qmp2", "qmp2.sock"),
         *("-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console"),
-        *_disk("root", "driver=qcow2,discard=unmap,file.locking=on", files.disk),
-        *_disk("config", "driver=raw,read-only=on", files.config),
+        *_drives(files),
         *("-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"),
         *_nics(want.spec.nics, taps),
-        *_kernel(files, boot),
+        *_kernel(files, boot if files.root is None else f"{_data_boot(boot)} {_told(want)}"),
         *(() if incoming is None else ("-incoming", f"fd:{incoming}", "-S")),
     ]
 
@@ -88,6 +97,35 @@ def _disk(name: str, options: str, path: str) -> tuple[str, ...]:
     """Writes are cached by the host and the guest's flushes are honoured (the default, writeback)."""
     block = f"node-name={name},{options},file.driver=file,file.filename={path}"
     return ("-blockdev", block, "-device", f"virtio-blk-pci,drive={name}")
+
+
+def _drives(files: Files) -> list[str]:
+    if files.root is None:
+        return [
+            *_disk("root", "driver=qcow2,discard=unmap,file.locking=on", files.disk),
+            *_disk("config", "driver=raw,read-only=on", files.config),
+        ]
+    return [
+        *_disk("root", "driver=raw,read-only=on", files.root),
+        *_disk("data", "driver=raw,discard=unmap,file.locking=on", files.disk),
+        *("-device", "virtio-serial-pci", "-chardev", f"socket,id=channel,path={CHANNEL},server=on,wait=off"),
+        *("-device", "virtserialport,chardev=channel,name=unstuck.channel.0"),
+    ]
+
+
+def _data_boot(boot: str) -> str:
+    """There is no root disk for the kernel: the initramfs mounts the tree."""
+    return boot.replace("root=/dev/vda rw ", "")
+
+
+def _told(want: Want) -> str:
+    """What a config drive says to other guests, for the script in the initramfs (``host/dbvm/init``)."""
+    words = [f"unstuck.hostname={_HOSTNAME.sub('-', want.spec.hostname)}"]
+    for index, nic in enumerate(want.spec.nics):
+        address = ipaddress.IPv4Interface(f"{nic.address}/{nic.prefix}")
+        gateway = "" if nic.gateway is None else str(ipaddress.IPv4Address(nic.gateway))
+        words.append(f"unstuck.net{index}={rules.checked_mac(nic.mac)},{address},{nic.mtu},{gateway}")
+    return " ".join(words)
 
 
 def _nics(nics: tuple[Nic, ...], taps: tuple[str, ...]) -> list[str]:

@@ -168,6 +168,11 @@ class ServerFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             sync_folder(self.path.parent)
 
+    def make_channel(self) -> None:
+        """The folder of the guest's channel: whoever listens in there opens it to the guest's users."""
+        self.channel.mkdir(exist_ok=True)
+        self.channel.chmod(0o711)
+
     def sweep_parts(self) -> None:
         """Remove what helpers left half made when they were killed. Nothing else has such a name."""
         for part in self.path.glob("*.part-*"):

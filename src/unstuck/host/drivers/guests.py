@@ -68,7 +68,9 @@ class Guests:
         try:
             argv = qemu_command(want, self._files(folder, want), taps, self._machine, incoming=saved)
             folder.sweep_parts()
-            if saved is None or not folder.config.exists():  # a guest that wakes up finds the drive it had
+            if want.spec.data:
+                folder.make_channel()
+            elif saved is None or not folder.config.exists():  # a guest that wakes up finds the drive it had
                 configdrive.build(want, folder.config)
             folder.bound_console(CONSOLE_START)
             folder.write_grant(want)
@@ -83,14 +85,18 @@ class Guests:
 
     def _files(self, folder: ServerFolder, want: Want) -> Files:
         paths: dict[ImageRole, str] = {}
-        for role in (ImageRole.KERNEL, ImageRole.RAMDISK):
+        for role in (ImageRole.KERNEL, ImageRole.RAMDISK, ImageRole.ROOT):
             image = image_of(want, role)
             if image is not None and not self._cache.has(image):
                 raise DriverError(f"the {role} is not in the cache")
             if image is not None:
                 paths[role] = folder.relative(self._cache.path(image))
         disk, config = folder.disk_of(want).name, folder.config.name
-        return Files(disk, config, paths.get(ImageRole.KERNEL), paths.get(ImageRole.RAMDISK))
+        kernel, ramdisk = paths.get(ImageRole.KERNEL), paths.get(ImageRole.RAMDISK)
+        root = paths.get(ImageRole.ROOT) if want.spec.data else None
+        if want.spec.data and (root is None or kernel is None):
+            raise DriverError("the server has no system tree, or no kernel to boot it with", lasting=True)
+        return Files(disk, config, kernel, ramdisk, root)
 
     async def _until_up(self, folder: ServerFolder, want: Want) -> None:
         end = time.monotonic() + self._deadline + await asyncio.to_thread(_loading, folder, want)

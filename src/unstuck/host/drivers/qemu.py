@@ -188,8 +188,11 @@ class QemuDriver:
         await self.networks.make(want)
 
     async def start(self, want: Want) -> None:
+        folder = await self._checked(want)
+        if want.spec.data and not await asyncio.to_thread(alive, folder):
+            await volume.check_volume(folder.disk_of(want))
         with self.cache.pinned(want.spec.images):
-            await self._guests.start(await self._checked(want), want, tap_names(want))
+            await self._guests.start(folder, want, tap_names(want))
 
     async def pause(self, want: Want) -> None:
         await self._guests.tell(await self._checked(want), "stop")

@@ -36,12 +36,16 @@ class Source(msgspec.Struct, frozen=True):
     address: str
 
 
-def source(tap: str, mac: str, address: str) -> Source:
-    """Checked, because it becomes part of a program that nft runs."""
+def checked_mac(mac: str) -> str:
     if not _MAC.match(mac.lower()):
         raise DriverError(f"not a MAC address: {mac[:32]!r}")
+    return mac.lower()
+
+
+def source(tap: str, mac: str, address: str) -> Source:
+    """Checked, because it becomes part of a program that nft runs."""
     try:
-        return Source(tap, mac.lower(), str(ipaddress.IPv4Address(address)))
+        return Source(tap, checked_mac(mac), str(ipaddress.IPv4Address(address)))
     except ipaddress.AddressValueError:
         raise DriverError(f"not an IPv4 address: {address[:64]!r}") from None
 

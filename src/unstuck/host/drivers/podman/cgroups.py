@@ -95,6 +95,16 @@ def stopped(pid: int) -> bool:
     return False
 
 
+def first(pid: int) -> bool:
+    """Whether it is process 1 of a container."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                words = line.split()
+                return len(words) > 2 and words[-1] == "1"
+    return False
+
+
 def frozen(pid: int) -> bool:
     """Whether its container is frozen. Raises OSError."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()

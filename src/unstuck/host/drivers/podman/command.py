@@ -21,7 +21,7 @@ LOG_LIMIT = 4 << 20
 """Bytes of a console log before it begins anew."""
 _PIDS = 2048
 # What process 1 needs to end processes of other users, to become one, and to hand them their folders.
-_CAPABILITIES = "SETUID,SETGID,KILL,CHOWN,DAC_OVERRIDE,FOWNER"
+_CAPABILITIES = "SETUID,SETGID,KILL,CHOWN,DAC_OVERRIDE,FOWNER,FSETID"
 
 
 class Limits(msgspec.Struct, frozen=True):

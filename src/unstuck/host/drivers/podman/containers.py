@@ -190,7 +190,8 @@ class Containers:
     def _make_points(self, folder: ServerFolder) -> None:
         self._places.ensure()
         mine = self._places.guest(folder.server_id)
-        for point in (mine.path, *mine.all, folder.channel):
+        folder.make_channel()
+        for point in (mine.path, *mine.all):
             point.mkdir(exist_ok=True)
             point.chmod(0o711 if point == mine.path else 0o755)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,13 @@ from unstuck.host.drivers.sight import inspect_disk
 from unstuck.host.images import Barrier, ImageCache, Wanted, no_barrier
 from unstuck.host.networks import netns
 from unstuck.host.networks.bridge import NEEDS_ROOT, NEEDS_ROOT_REMEDY, Bridges
+from unstuck.runtime.files import write_whole
 
 _LOOK_DEADLINE = 30.0
+
+
+class CopyError(Exception):
+    """The state folder is a copy of one whose containers live."""
 
 
 class PodmanDriver:
@@ -70,6 +76,22 @@ class PodmanDriver:
         self.places = Places(host_id)
         self.abilities = able if able is not None else abilities()
         self._containers = Containers(Engine(self.places, self.abilities), cache, barrier, on_event)
+
+    def claim(self) -> None:
+        """Say that these containers are of this folder. Raises :class:`CopyError` where they run out of a
+        folder that is still there: one of the two is a copy, and would start them a second time. Blocks."""
+        self.places.ensure()
+        owner = self.places.path / "folder"
+        with contextlib.suppress(FileNotFoundError):
+            other = Path(owner.read_text())
+            if other != self._host_dir and living_servers(self.places):
+                with contextlib.suppress(FolderError):
+                    check_identity(other, self._host_id)
+                    raise CopyError(
+                        f"containers of this host run out of {other}: one of the two folders is a copy. Use "
+                        "that one, or end them first (`unstuck down --guests --state FOLDER`)."
+                    )
+        write_whole(owner, str(self._host_dir).encode(), durable=False)
 
     def keep(self, wanted: Callable[[], Wanted | None]) -> None:
         """Whom to ask which images have to stay when room is made."""

@@ -1,0 +1,32 @@
+"""Database v1.0: managed databases, as OpenStack Trove has them (docs/database.md)."""
+
+from __future__ import annotations
+
+from unstuck.api.database import (
+    backups,
+    databases,
+    datastores,
+    flavors,
+    instances,
+    limits,
+    mgmt,
+    offered,
+    root,
+    strategies,
+    users,
+)
+from unstuck.api.routes import Route
+
+ROUTES: list[Route] = [
+    *datastores.ROUTES,
+    *flavors.ROUTES,
+    *limits.ROUTES,
+    *instances.ROUTES,
+    *mgmt.ROUTES,
+    *databases.ROUTES,
+    *users.ROUTES,
+    *root.ROUTES,
+    *backups.ROUTES,
+    *strategies.ROUTES,
+    *offered.ROUTES,
+]

@@ -1,0 +1,101 @@
+"""Backups as the database API shows them, with our own facts under one key (docs/database.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unstuck.core.backup.control import stop_wanted
+from unstuck.core.backup.data import Backup, Ending
+from unstuck.core.backup.explain import explain
+from unstuck.core.backup.status import status
+from unstuck.core.time import Now, iso_seconds
+from unstuck.store import datastores
+from unstuck.store.backup_rows import BackupRow
+from unstuck.store.datastores import Chosen
+from unstuck.store.engine import Tx
+
+Versions = Mapping[str, Chosen]
+"""Datastores' versions by id."""
+
+
+def versions_of(tx: Tx) -> Versions:
+    """All there are: few, and in every view."""
+    found = datastores.list_datastores(tx, inactive=True)
+    return {version.id: Chosen(item, version) for item in found for version in item.versions}
+
+
+def backup_view(row: BackupRow, versions: Versions, now: Now) -> dict[str, Any]:
+    """``GET /backups/{id}``, and one entry of a list. ``size`` is in GiB of data, once it is known."""
+    chosen = versions.get(row.datastore_version_id)
+    datastore: dict[str, Any] = {"type": "", "version": "", "version_id": row.datastore_version_id}
+    if chosen is not None:
+        datastore |= {"type": chosen.datastore.name, "version": chosen.version.name}
+    return {
+        "id": row.id,
+        "name": row.name,
+        "description": row.description,
+        "locationRef": None if row.prefix is None else f"{row.location}/{row.prefix}",
+        "instance_id": row.instance_id,
+        "created": iso_seconds(row.created_wall)[:-1],
+        "updated": iso_seconds(row.updated_wall)[:-1],
+        "size": None if row.size is None else round(row.size / (1 << 30), 3),
+        "status": status(row.backup),
+        "parent_id": row.parent_id,
+        "project_id": row.project_id,
+        "datastore": datastore,
+        "unstuck": _extension(row, now),
+    }
+
+
+def _extension(row: BackupRow, now: Now) -> dict[str, Any]:
+    backup, said = row.backup, explain(row.backup, now.lease)
+    claimed = backup.attempt.claimed
+    return {
+        "reason": said.why,
+        "holder": said.holder,
+        "next": said.next,
+        "by_seconds": None if said.by is None else round(max(said.by - now.lease, 0.0), 3),
+        "attempt": backup.attempt.number,
+        "attempts": backup.limits.attempts,
+        "phase": _phase(backup),
+        "bytes": _bytes(row),
+        "idle_seconds": _idle(backup, now),
+        "claimed": claimed is not None,
+        "deadlines": {
+            "claim": backup.limits.claim,
+            "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
+            "verify": backup.limits.verify,
+            "unknown": backup.limits.unknown,
+            "total": backup.limits.total,
+        },
+        "cancelled": backup.cancelled,
+        "stopping": stop_wanted(backup) if backup.ended is None else None,
+        "location": row.location,
+        "instance_name": row.instance_name,
+        "retry_of": row.retry_of,
+    }
+
+
+def _phase(backup: Backup) -> str | None:
+    """What is done now; nothing any more after the end."""
+    if backup.ended is not None:
+        return None
+    if backup.verify_since is not None or backup.attempt.report is not None:
+        return "verifying"
+    claimed = backup.attempt.claimed
+    return "waiting" if claimed is None else claimed.phase.value
+
+
+def _bytes(row: BackupRow) -> int | None:
+    if row.backup.ended is not None and row.backup.ended.ending is Ending.COMPLETED:
+        return row.size
+    claimed = row.backup.attempt.claimed
+    return None if claimed is None else claimed.bytes
+
+
+def _idle(backup: Backup, now: Now) -> float | None:
+    claimed = backup.attempt.claimed
+    if claimed is None or backup.ended is not None:
+        return None
+    return round(max(now.lease - claimed.moved, 0.0), 3)

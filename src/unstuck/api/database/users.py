@@ -1,0 +1,216 @@
+"""``/instances/{id}/users``: users of a database server, their passwords and what they may use.
+
+A password becomes what the datastore stores of it here, in the API process, and goes nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import UNSET, UnsetType
+
+from unstuck.api.database.common import BASE, PAGE_MAX, invalid, limit, marker, page
+from unstuck.api.database.databases import MOST, NamedDatabase
+from unstuck.api.database.guest import Budget, ask
+from unstuck.api.database.names import database_name, host_of, password_verifier, user_name
+from unstuck.api.errors import ApiError, bad_request, not_found
+from unstuck.api.routes import Body, Call, Reply, Route, route
+from unstuck.core.instance.requests import (
+    ChangeUser,
+    CreateUsers,
+    DropUser,
+    GetUser,
+    Grant,
+    ListUsers,
+    Revoke,
+    UserInfo,
+)
+from unstuck.core.instance.want import WantedUser
+
+
+class NewUser(Body, frozen=True, kw_only=True):
+    name: str
+    password: str
+    host: str | None = None
+    databases: list[NamedDatabase] = []
+
+
+class CreateBody(Body, frozen=True, kw_only=True):
+    users: list[NewUser]
+
+
+class NewPassword(Body, frozen=True, kw_only=True):
+    name: str
+    password: str
+    host: str | None = None
+
+
+class PasswordsBody(Body, frozen=True, kw_only=True):
+    users: list[NewPassword]
+
+
+class Changes(Body, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    password: str | UnsetType = UNSET
+    host: str | None = None
+
+
+class ChangeBody(Body, frozen=True, kw_only=True):
+    user: Changes
+
+
+class GrantBody(Body, frozen=True, kw_only=True):
+    databases: list[NamedDatabase]
+
+
+def wanted_users(given: list[NewUser], field: str) -> tuple[WantedUser, ...]:
+    """The users of a request with verifiers in place of passwords; 400 names the one that is wrong."""
+    if len(given) > MOST:
+        invalid(field, f"at most {MOST} can be made at once.")
+    found: dict[str, WantedUser] = {}
+    for index, item in enumerate(given):
+        where = f"{field}[{index}]"
+        name = user_name(item.name, f"{where}.name")
+        if name in found:
+            invalid(f"{where}.name", f"{name!r} is named twice.")
+        host = host_of(item.host, f"{where}.host")
+        databases = named_databases(item.databases, f"{where}.databases")
+        found[name] = WantedUser(name, password_verifier(item.password, f"{where}.password"), databases, host)
+    return tuple(found.values())
+
+
+def named_databases(given: list[NamedDatabase], field: str) -> tuple[str, ...]:
+    """Names of databases, each once."""
+    if len(given) > MOST:
+        invalid(field, f"at most {MOST} can be named at once.")
+    names = (database_name(item.name, f"{field}[{index}].name") for index, item in enumerate(given))
+    return tuple(dict.fromkeys(names))
+
+
+def _user(call: Call) -> str:
+    """The user that the path names, as ``name`` or ``name@host``; one with a host is not there."""
+    text = call.params["user"]
+    name, at, host = text.rpartition("@")
+    if at and host not in ("", "%"):
+        raise not_found(f"User {text[:100]} cannot be found: users have no hosts in this datastore.")
+    return user_name(name if at else text, "name")
+
+
+def _view(user: UserInfo) -> dict[str, Any]:
+    databases = [{"name": name} for name in user.databases]
+    return {"name": user.name, "host": user.host, "databases": databases}
+
+
+async def create(call: Call) -> Reply:
+    """``POST``: all of them, or none."""
+    body: CreateBody = call.body
+    wanted = wanted_users(body.users, "users")
+    if not wanted:
+        invalid("users", "it is empty.")
+    await ask(call, CreateUsers(wanted))
+    return Reply()
+
+
+async def list_users(call: Call) -> Reply:
+    """``GET``: by name, without the datastore's own."""
+    after = (marker(call) or "").removesuffix("@%")
+    said = await ask(call, ListUsers(limit(call, PAGE_MAX), after))
+    shown = [_view(user) for user in said.users]
+    return page(call, "users", shown, shown[-1]["name"] if said.more and shown else None)
+
+
+async def change_passwords(call: Call) -> Reply:
+    """``PUT`` of the whole list: passwords of several users, one after the other."""
+    body: PasswordsBody = call.body
+    if not 0 < len(body.users) <= MOST:
+        invalid("users", f"it must name 1 to {MOST} users.")
+    changes = []
+    for index, item in enumerate(body.users):
+        where = f"users[{index}]"
+        host_of(item.host, f"{where}.host")
+        name = user_name(item.name, f"{where}.name")
+        changes.append(ChangeUser(name, verifier=password_verifier(item.password, f"{where}.password")))
+    budget = Budget()
+    done: list[str] = []
+    for change in changes:
+        try:
+            await ask(call, change, budget)
+        except ApiError as error:
+            before = f" (changed before it: {', '.join(done)})" if done else ""
+            raise ApiError(error.status, f"User {change.name}: {error.message}{before}") from None
+        done.append(change.name)
+    return Reply()
+
+
+async def show(call: Call) -> Reply:
+    """``GET /users/{user}``."""
+    return Reply({"user": _view(await _one(call))})
+
+
+async def _one(call: Call) -> UserInfo:
+    name = _user(call)
+    said = await ask(call, GetUser(name))
+    for user in said.users:
+        if user.name == name:
+            return user
+    raise not_found(f"User {name} cannot be found.")
+
+
+async def change(call: Call) -> Reply:
+    """``PUT /users/{user}``: name, password, or both."""
+    asked: Changes = call.body.user
+    host_of(asked.host, "user.host")
+    if asked.name is UNSET and asked.password is UNSET:
+        if asked.host is None:
+            raise bad_request("user: nothing to change is named; there are name and password.")
+        return Reply()
+    new_name = None if isinstance(asked.name, UnsetType) else user_name(asked.name, "user.name")
+    password = (
+        None if isinstance(asked.password, UnsetType) else password_verifier(asked.password, "user.password")
+    )
+    name = _user(call)
+    await ask(call, ChangeUser(name, new_name=None if new_name == name else new_name, verifier=password))
+    return Reply()
+
+
+async def delete(call: Call) -> Reply:
+    """``DELETE /users/{user}``."""
+    await ask(call, DropUser(_user(call)))
+    return Reply()
+
+
+async def list_grants(call: Call) -> Reply:
+    """``GET /users/{user}/databases``: what the user may use."""
+    return Reply({"databases": [{"name": name} for name in (await _one(call)).databases]})
+
+
+async def grant(call: Call) -> Reply:
+    """``PUT /users/{user}/databases``."""
+    body: GrantBody = call.body
+    names = named_databases(body.databases, "databases")
+    if not names:
+        invalid("databases", "it is empty.")
+    await ask(call, Grant(_user(call), names))
+    return Reply()
+
+
+async def revoke(call: Call) -> Reply:
+    """``DELETE /users/{user}/databases/{name}``."""
+    await ask(call, Revoke(_user(call), database_name(call.params["name"], "name")))
+    return Reply()
+
+
+_ALL: Final = f"{BASE}/instances/{{id}}/users"
+_ONE: Final = f"{_ALL}/{{user}}"
+
+ROUTES: list[Route] = [
+    route("GET", _ALL, list_users, "reader"),
+    route("POST", _ALL, create, "member", body=CreateBody, status=202),
+    route("PUT", _ALL, change_passwords, "member", body=PasswordsBody, status=202),
+    route("GET", _ONE, show, "reader"),
+    route("PUT", _ONE, change, "member", body=ChangeBody, status=202),
+    route("DELETE", _ONE, delete, "member", status=202),
+    route("GET", f"{_ONE}/databases", list_grants, "reader"),
+    route("PUT", f"{_ONE}/databases", grant, "member", body=GrantBody, status=202),
+    route("DELETE", f"{_ONE}/databases/{{name}}", revoke, "member", status=202),
+]

@@ -1,0 +1,66 @@
+"""The image of a datastore: found where it was built, uploaded for nobody else to see, and registered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from unstuck.cli.cloud import Cloud
+from unstuck.cli.errors import CliError
+from unstuck.cli.tiny import upload_one
+from unstuck.runtime.state import State
+
+_PARTS = ("kernel", "ramdisk")
+
+
+def built(state: State) -> Path | None:
+    """The folder of a finished image: said so, in the state folder, or where set-up builds it."""
+    from unstuck.host.dbimage import DATASTORE, default_folder
+
+    given = os.environ.get("UNSTUCK_DATABASE_IMAGE")
+    places = [Path(given)] if given else []
+    places += [state.root / DATASTORE, default_folder()]
+    return next((place for place in places if (place / "manifest.json").is_file()), None)
+
+
+def register(cloud: Cloud, folder: Path) -> str:
+    """Upload the image unless it is there, and make it the image of its datastore's version; repeating it
+    changes nothing. Instances keep the image that they were made of. Returns the version's name."""
+    from unstuck.host.dbimage import read_manifest
+
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CliError(f"The image in {folder} is damaged; build it again: unstuck image build postgresql.")
+    datastore, server = str(manifest["datastore"]), str(manifest["version"])
+    files = manifest["files"]
+    parts: dict[str, Any] = {}
+    for role in _PARTS:
+        if role in files:
+            parts[f"{role}_id"] = _upload(cloud, datastore, role, files[role], folder, {})
+    image = _upload(cloud, datastore, "root", files["root"], folder, parts)
+    _set_version(cloud, datastore, server.partition(".")[0], server, image)
+    return server.partition(".")[0]
+
+
+def _upload(
+    cloud: Cloud, datastore: str, role: str, entry: dict[str, Any], folder: Path, more: dict[str, Any]
+) -> str:
+    """Named by its content: what changed is another image."""
+    name = f"{datastore}-{role}-{entry['sha512'][:12]}"
+    return upload_one(cloud, name, entry, folder / entry["name"], more, visibility="private")
+
+
+def _set_version(cloud: Cloud, datastore: str, name: str, server: str, image: str) -> None:
+    projects = cloud.get("/identity/v3/projects", params={"name": "admin"})["projects"]
+    path = f"/database/v1.0/{projects[0]['id']}/mgmt/datastore-versions"
+    for version in cloud.get(path)["versions"]:
+        if version["name"] == name and version["datastore_name"] == datastore:
+            if version["image"] != image:
+                cloud.ask("PATCH", f"{path}/{version['id']}", json={"image": image})
+            return
+    new = {
+        "name": name, "datastore_name": datastore, "datastore_manager": datastore, "version": server,
+        "image": image, "active": True, "default": True,
+    }  # fmt: skip
+    cloud.ask("POST", path, json={"version": new})

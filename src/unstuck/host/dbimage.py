@@ -1,0 +1,212 @@
+"""Builds the guest image of a datastore: ``python -m unstuck.host.dbimage OUTDIR``.
+
+A read-only system tree, packed as squashfs, for containers and virtual machines alike: Debian's packages of
+this machine's own release, the few Python packages that the guest agent needs, and the agent. What comes from
+Debian is made once for a list of packages and kept (``base-…`` beside the image), so that a change of our own
+code costs seconds. Two builds of the same parts are equal to the byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from unstuck.host import dbbase, dbkernel
+from unstuck.host.debian import BuildError, run
+
+FORMAT: Final = 1
+DATASTORE: Final = "postgresql"
+FILE: Final = "root.squashfs"
+EPOCH: Final = "1700000000"
+"""The time of every file in it, so that the day of the build does not show."""
+WHEELS: Final = (
+    "msgspec",
+    "psycopg",
+    "psycopg-binary",
+    "pyrage",
+    "structlog",
+    "typing-extensions",
+    "zstandard",
+)
+PACKAGES: Final = ("blobs", "core", "guest", "runtime")
+HOME: Final = Path("usr/lib/unstuck")
+_CODE = HOME / "python"
+_INIT = f"""#!/bin/sh
+# Process 1 of a database's guest. The agent's way to its host: a folder in containers, a port in machines.
+export PYTHONPATH=/{_CODE} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+channel=/run/unstuck-host/agent.sock
+[ -e /dev/virtio-ports/unstuck.channel.0 ] && channel=/dev/virtio-ports/unstuck.channel.0
+exec /usr/bin/python3 -m unstuck.guest.init --volume /var/lib/unstuck --agent-user unstuck --user postgres \\
+    -- /usr/bin/python3 -m unstuck.guest --mounted --channel "$channel"
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m unstuck.host.dbimage", description=__doc__)
+    parser.add_argument("outdir", type=Path)
+    arguments = parser.parse_args(argv)
+    try:
+        built = build(arguments.outdir)
+    except BuildError as error:
+        print(f"{DATASTORE} image: {error}", file=sys.stderr)
+        return 1
+    print(f"{DATASTORE} image: {'built' if built else 'up to date'} in {arguments.outdir}")
+    return 0
+
+
+def default_folder() -> Path:
+    """Where it is built and looked for unless it is said otherwise."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "unstuck" / "images" / DATASTORE
+
+
+def build(outdir: Path) -> bool:
+    """Makes ``outdir`` hold the current image; False if it already did. Two builders at once take turns."""
+    if platform.machine() != "x86_64":
+        raise BuildError(f"only built for x86_64, this machine is {platform.machine()}")
+    outdir = outdir.absolute()
+    outdir.parent.mkdir(parents=True, exist_ok=True)
+    os.umask(0o022)  # a guest's users have to read what is made here
+    with (outdir.parent / f".{outdir.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sources = _sources()
+        wheels = _wheels()
+        base = dbbase.ensure(outdir.parent, DATASTORE)
+        kernel = dbkernel.packages(outdir.parent)
+        wanted = {
+            "sources": _digest(sources), "wheels": wheels, "packages": base.packages, "kernel": kernel,
+        }  # fmt: skip
+        found = read_manifest(outdir)
+        if found is not None and all(found.get(name) == value for name, value in wanted.items()):
+            return False
+        with tempfile.TemporaryDirectory(prefix=f".{outdir.name}.new-", dir=outdir.parent) as work:
+            finished = Path(work) / "image"
+            finished.mkdir()
+            site = dbbase.python_packages(outdir.parent, wheels, base.python)
+            dbkernel.write(outdir.parent, kernel, finished)
+            _pack(base.tree, site, sources, Path(work) / "tree", finished / FILE)
+            manifest = {
+                "format": FORMAT, "name": DATASTORE, "datastore": DATASTORE, "version": base.version,
+                "release": base.release, "architecture": "x86_64", **wanted,
+                "files": {
+                    "root": _entry(finished / FILE, "raw"),
+                    "kernel": _entry(finished / dbkernel.KERNEL, "aki"),
+                    "ramdisk": _entry(finished / dbkernel.RAMDISK, "ari"),
+                },
+            }  # fmt: skip
+            (finished / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+            _replace(finished, outdir, Path(work) / "old")
+    return True
+
+
+def read_manifest(outdir: Path) -> dict[str, Any] | None:
+    """The manifest of a finished image that is there and whole, else None."""
+    try:
+        manifest: dict[str, Any] = json.loads((outdir / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            return None
+        for entry in manifest["files"].values():
+            if _sha512(outdir / entry["name"]) != entry["sha512"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest
+
+
+def _sources() -> dict[str, bytes]:
+    """Our own code that runs in the guest, by its path below the package."""
+    top = Path(__file__).parents[1]
+    files = [top / "__init__.py"]
+    for package in PACKAGES:
+        files += sorted(path for path in (top / package).rglob("*.py") if path.is_file())
+    return {str(path.relative_to(top.parent)): path.read_bytes() for path in files}
+
+
+def _wheels() -> dict[str, str]:
+    """The versions that this very program runs with."""
+    found = {}
+    for name in WHEELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    missing = set(WHEELS) - found.keys() - {"typing-extensions"}
+    if missing:
+        raise BuildError(f"{', '.join(sorted(missing))} not installed here: run scripts/setup")
+    return found
+
+
+def _digest(sources: dict[str, bytes]) -> str:
+    settings = repr((FORMAT, DATASTORE, EPOCH, _INIT, dbbase.SETTINGS, dbkernel.MODULES))
+    digest = hashlib.sha512(settings.encode() + dbkernel.script())
+    for name in sorted(sources):
+        digest.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
+    return digest.hexdigest()
+
+
+def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target: Path) -> None:
+    """The base by hard links (nothing of it is changed), what is ours beside it, all of it in one file."""
+    run(["cp", "-al", str(base), str(tree)])
+    (tree / HOME).mkdir()
+    run(["cp", "-a", str(site), str(tree / _CODE)])
+    for name, content in sources.items():
+        path = tree / _CODE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    init = tree / HOME / "init"
+    init.write_text(_INIT)
+    init.chmod(0o755)
+    (tree / "var/lib/unstuck").mkdir(parents=True, exist_ok=True)
+    # The tree is read-only and all times are the same: compiled files that check neither are used.
+    run([
+        *("chroot", str(tree), "/usr/bin/python3", "-m", "compileall", "-q", "-j", "0"),
+        *("--invalidation-mode", "unchecked-hash", f"/{_CODE}"),
+    ])  # fmt: skip
+    run(["chmod", "-R", "u=rwX,go=rX", str(tree / HOME)])
+    pack(tree, target)
+
+
+def pack(tree: Path, target: Path) -> None:
+    """A squashfs of a tree; the same tree gives the same bytes."""
+    run([
+        *("mksquashfs", str(tree), str(target), "-noappend", "-no-progress", "-quiet", "-no-xattrs"),
+        *("-comp", "zstd", "-Xcompression-level", "3", "-b", "128K", "-mkfs-time", EPOCH, "-all-time", EPOCH),
+    ])  # fmt: skip
+
+
+def _entry(path: Path, disk_format: str) -> dict[str, Any]:
+    container = "bare" if disk_format == "raw" else disk_format
+    return {
+        "name": path.name, "disk_format": disk_format, "container_format": container,
+        "size": path.stat().st_size, "sha512": _sha512(path),
+    }  # fmt: skip
+
+
+def _sha512(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha512").hexdigest()
+
+
+def _replace(finished: Path, outdir: Path, old: Path) -> None:
+    """Two renames; a death between them leaves no image, and the next build makes it."""
+    for path in finished.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if outdir.exists():
+        outdir.rename(old)
+    finished.rename(outdir)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""A cloud on a loopback port whose instances are databases: what is asked of one is done by the guest agent's
+own code on a real PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+from running import Running
+from tests.compute_fakes import settle
+from tests.database_site import DatabaseSite, control_instances
+
+from unstuck.blobs import keyring
+from unstuck.blobs.site import BackupSite
+from unstuck.blobs.stores import Stores
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.want import DatabaseWant
+from unstuck.guest.datastores.postgresql.requests import answer
+from unstuck.store.engine import Store
+
+
+class Databases(Running):
+    """``server``: the address of a PostgreSQL of its own, which stands for every instance's."""
+
+    site: DatabaseSite
+
+    def __init__(self, store: Store, folder: Path, server: str) -> None:
+        super().__init__(store, folder)
+        keyring.ensure(folder / "keys", folder / "recovery.json")
+        stores = Stores(folder / "objects", folder / "backup-stores.json")
+        self.app.app.extra["backups"] = BackupSite(stores, keyring.load(folder / "keys"))
+        self.site.host.wake = self.app.app.notifier.wake
+        self.site.host.answerer = self.answer
+        self._server = server
+
+    def furnish(self) -> DatabaseSite:
+        return DatabaseSite(self.store)
+
+    def turn(self) -> None:
+        control_instances(self.store)
+        settle(self.store, self.site.host)
+
+    def answer(self, _want: DatabaseWant, request: DatabaseRequest) -> DatabaseAnswer:
+        with psycopg.connect(f"postgresql://unstuck@{self._server}/postgres", autocommit=True) as connection:
+            return answer(connection, request)
