@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from unstuck.blobs.objects import BlobError, Conflict, Entry, Location, Objects, Problem
 from unstuck.blobs.stores import Places, Stores
@@ -53,6 +53,8 @@ class SimBlobs:
         self.written: Callable[[str], None] = lambda _: None
         """Told of each new object, when it is there."""
         self.removing: Callable[[str], None] = lambda _: None
+        self.listed: dict[str, float] = {}
+        """When what lies below a prefix was last listed, whole."""
         self._stuck: list[tuple[float, Callable[[], object], Reply]] = []
 
     def submit(self, work: Callable[[], T]) -> Reply:
@@ -134,6 +136,7 @@ class SimObjects(Objects):
     def list(self, prefix: str) -> list[Entry]:
         self._check()
         self._answered()
+        self._blobs.listed[prefix] = self._blobs.engine.now
         found = sorted(self._blobs.objects.items())
         return [Entry(key, len(data)) for key, data in found if key.startswith(f"{prefix}/")]
 
@@ -203,18 +206,18 @@ def place_of(where: Location | None) -> Place | None:
 
 
 def damage(blobs: SimBlobs, how: str) -> None:
-    """Somebody spoils what lies there: every object but the manifests, in this way."""
-    pieces = sorted(key for key in blobs.objects if key.endswith(".age"))
-    objects: dict[str, Any] = blobs.objects
+    """Somebody spoils what lies there: the last piece, in this way."""
+    objects = blobs.objects
+    first, *_, last = sorted(key for key in objects if key.endswith(".age"))
     match how:
         case "missing":
-            del objects[pieces[1]]
+            del objects[last]
         case "flipped":
-            objects[pieces[1]] = objects[pieces[1]][:-1] + bytes([objects[pieces[1]][-1] ^ 1])
+            objects[last] = objects[last][:-1] + bytes([objects[last][-1] ^ 1])
         case "swapped":
-            objects[pieces[0]], objects[pieces[1]] = objects[pieces[1]], objects[pieces[0]]
+            objects[first], objects[last] = objects[last], objects[first]
         case _:
-            objects[pieces[1]] = objects[pieces[1]][:-7]
+            objects[last] = objects[last][:-7]
 
 
 __all__ = [

@@ -34,6 +34,9 @@ SILENT: Final = 120.0
 """Seconds after which nothing may be shown as healthy any more that is not (lease, and host away: 60 s)."""
 OVERDUE: Final = 90.0
 """Seconds by which a row's next look may be late: a control plane is killed or frozen for less."""
+MARGIN: Final = 10.0
+FROZEN: Final = 60.0
+"""Seconds from an answer to the transaction that notes it, at the longest."""
 SPARE: Final = 180.0
 """Seconds from a deadline to a settled row (decisions: numbers)."""
 
@@ -52,6 +55,17 @@ _INSTANCES = Prepared(
 _OF_SERVER = Prepared(
     sa.select(instances.c.id, instances.c.data_recorded, instances.c.restores, instances.c.origin).where(
         instances.c.server_id == sa.bindparam("server")
+    )
+)
+_RESTORING = Prepared(
+    sa.select(sa.func.count()).where(
+        instances.c.restores == sa.bindparam("backup"), sa.not_(instances.c.data_recorded),
+        sa.not_(instances.c.deleted), instances.c.alive,
+    )
+)  # fmt: skip
+_ABSENT = Prepared(
+    sa.select(backups.c.id, backups.c.facts).where(
+        backups.c.ended.is_(None), backups.c.facts.contains('"store":{"type":"absent"')
     )
 )
 _MARKS = Prepared(
@@ -74,8 +88,12 @@ class DatabaseTruth:
         """All rows that were ever written, by the history that they belong to."""
         self.recorded: set[str] = set()
         """Instances whose data the store has recorded."""
+        self._late: set[str] = set()
+        """Prefixes that something arrived below after its attempt was over: for the second look."""
         self._actors: dict[str, tuple[str, str]] = {}
         self._acts: dict[str, float] = {}
+        self._manifests: dict[str, float] = {}
+        self._absent: set[tuple[str, int]] = set()
         self._pretends: dict[str, float] = {}
         self._final: dict[str, str] = {}
         self._deleted: set[str] = set()
@@ -91,12 +109,17 @@ class DatabaseTruth:
 
     def acted(self, nonce: str, server_id: str, start: str) -> None:
         """A guest's agent was let work on an attempt: it is one process's, and its instance's."""
-        self._acts[server_id] = self._world.engine.now
         before = self._actors.setdefault(nonce, (server_id, start))
         if before != (server_id, start):
             self.fail(f"one attempt, two agents: {nonce} is {before}'s, and {(server_id, start)} acts on it")
 
+    def works(self, server_id: str) -> None:
+        """An agent says that it works on an attempt."""
+        self._acts[server_id] = self._world.store.read(_lease_now)
+
     def object_written(self, key: str) -> None:
+        if key.endswith(manifests.NAME):
+            self._manifests[key] = self._world.engine.now
         self._world.store.read(self._written, key)
 
     def _written(self, tx: Tx, key: str) -> None:
@@ -108,6 +131,7 @@ class DatabaseTruth:
         backup, now = row.backup, tx.now.lease
         if backup.attempt.nonce == nonce and backup.ended is None:
             return
+        self._late.add(key.rpartition("/")[0])
         over = backup.collect_after - UPLOAD_AT_LONGEST if backup.ended is not None else backup.attempt.granted
         if backup.ended is not None and backup.ended.ending is Ending.COMPLETED and not backup.litter:
             self.fail(f"late object: {key} was written into a backup that is complete")
@@ -120,6 +144,7 @@ class DatabaseTruth:
     def _removed(self, tx: Tx, key: str) -> None:
         """Collection never takes what a complete backup or a living attempt consists of."""
         _, backup_id, run, _ = key.split("/")
+        self._manifests.pop(key, None)
         row = load_backup(tx, backup_id)
         if row is None:
             self.fail(f"live object removed: {key} of a backup that the store does not know")
@@ -130,7 +155,7 @@ class DatabaseTruth:
         elif backup.ended.ending is Ending.COMPLETED and not backup.deleted:
             if row.prefix == key.rpartition("/")[0]:
                 self.fail(f"live object removed: {key} of a complete backup")
-        elif backup.deleted and backup.readers:
+        elif backup.deleted and _RESTORING.scalar(tx, backup=row.id):
             self.fail(f"live object removed: {key} is being restored from (attempt {run})")
 
     def data_made(self, inside: Inside, want: DatabaseWant) -> None:
@@ -163,6 +188,8 @@ class DatabaseTruth:
             elif before is not None and row.ended != before and not self.set_back:
                 self.fail(f"final is final: backup {row.id} was {before} and is {row.ended}")
             self._check_deleted(f"backup {row.id}", gone=row.deleted)
+        for row in _ABSENT.all(tx):
+            self._check_absent(row.id, row.facts)
         for row in _INSTANCES.all(tx):
             if row.data_recorded:
                 self.recorded.add(row.id)
@@ -176,6 +203,19 @@ class DatabaseTruth:
             self._deleted.add(name)
         elif name in self._deleted and not self.set_back:
             self.fail(f"delete undone: {name}")
+
+    def _check_absent(self, backup_id: str, facts: str) -> None:
+        """A manifest is absent for certain, or not known to be: it takes a whole listing to say so."""
+        said = (backup_id, msgspec.json.decode(facts)["attempt"]["number"])
+        if said in self._absent:
+            return
+        self._absent.add(said)
+        listed = self._world.blobs.listed.get(f"backups/{backup_id}", 0.0)
+        if listed < self._world.engine.now - FROZEN:
+            self.fail(f"absent without a look: nobody has listed backup {backup_id}")
+        before = [key for key, at in self._manifests.items() if f"/{backup_id}/" in key and at < listed]
+        if before:
+            self.fail(f"absent, and it is there: {before}")
 
     def _check_complete(self, tx: Tx, backup_id: str) -> None:
         row = load_backup(tx, backup_id)
@@ -217,16 +257,16 @@ class DatabaseTruth:
 
     def audit(self, tx: Tx, up_since: float | None) -> None:
         """Nothing is shown that no fact supports, and nothing is overdue."""
-        now, clock = self._world.engine.now, tx.now
+        clock = tx.now
         for row in _INSTANCES.all(tx):
             loaded = load_instance(tx, row.id)
             assert loaded is not None
             shown = status(loaded.instance, clock)
-            acted = self._acts.get(loaded.server_id)
-            if shown.status == BACKUP and (acted is None or acted < now - LEASE - SILENT):
+            acted = self._acts.get(loaded.server_id, 0.0)
+            if shown.status == BACKUP and acted < clock.lease - LEASE - MARGIN:
                 self.fail(f"claimed without a fact: {row.id} shows BACKUP, and no agent works on one")
             self._check_healthy(loaded.server_id, shown.operating_status == "HEALTHY" and up_since is not None)
-        if up_since is None or up_since > now - OVERDUE:
+        if up_since is None or up_since > self._world.engine.now - OVERDUE:
             return
         for table in (_INSTANCES, _BACKUPS):
             for row in table.all(tx):
@@ -272,6 +312,8 @@ class DatabaseTruth:
             is_now = "DELETED" if row.deleted else row.ended
             if want is not None and is_now not in want.split("|"):
                 wrong.append(f"backup {row.id} is {is_now}, expected {want}")
+        if not self._world.patient:
+            kept |= self._late
         stray = sorted({key.rpartition("/")[0] for key in self._world.blobs.objects} - kept)
         wrong += [f"orphan objects below {prefix}" for prefix in stray]
         return wrong
@@ -305,6 +347,10 @@ def longest(backup: Backup) -> float:
     limits = backup.limits
     one = max(limits.claim, *limits.stalls.values()) + SPARE
     return backup.created + backup.attempt.number * one + limits.unknown + limits.verify + SPARE
+
+
+def _lease_now(tx: Tx) -> float:
+    return tx.now.lease
 
 
 def unsettled(tx: Tx, *, patient: bool) -> int:

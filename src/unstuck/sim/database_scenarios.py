@@ -361,7 +361,7 @@ async def late_uploads(user: DatabaseUser) -> None:
     await user.backup("b", location=DIRECT)
     await user.claimed("b", Phase.COPYING)
     await user.blobs(Mode.HANG)
-    await user.ended("b", "FAILED")
+    await user.ended("b")
     await user.blobs(Mode.OK)
 
 
@@ -425,6 +425,14 @@ async def guest_paused_during_the_backup(user: DatabaseUser) -> None:
     await user.ready()
 
 
+async def volume_lost(user: DatabaseUser) -> None:
+    """It is shown, and never made up for by an empty database."""
+    await _with_rows(user)
+    await user.lose_volume("db")
+    await user.db_until("db", ("ERROR", ""))
+    await user.delete_db("db")
+
+
 async def agent_of_another_version(user: DatabaseUser) -> None:
     """Said, and waited for: it goes on with the right one."""
     await user.create_db("db")
@@ -482,6 +490,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         server_crashes_during_the_backup,
         volume_full_during_the_backup,
         guest_paused_during_the_backup,
+        volume_lost,
         agent_of_another_version,
     )
 }

@@ -32,10 +32,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMITS: Final = Wish(
-    claim=60.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=120.0, unknown=60.0
+    claim=60.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
 )
 """Deadlines of simulated backups: shorter than the defaults, and for nothing else."""
 READY: Final = 900.0
+CLIENT: Final = 100.0
+"""Seconds for which somebody tries to write."""
 
 
 class DatabaseUser(SimUser):
@@ -212,10 +214,11 @@ class DatabaseUser(SimUser):
     # --- what somebody else does in a database
 
     async def write(self, name: str, count: int = 1) -> None:
-        """From outside; a row counts once it is acknowledged."""
+        """From outside, for as long as a client has patience; a row counts once it is acknowledged."""
         rows = self.written.setdefault(name, [])
+        end = self._run.engine.now + CLIENT
         for _ in range(count):
-            while True:
+            while self._run.engine.now < end:
                 inside = self._world.inside_of(f"server-{name}")
                 volume = None if inside is None else inside.volume
                 live = inside is not None and inside.server is ServerState.UP and inside.guest.state == "running"
@@ -337,6 +340,16 @@ class DatabaseUser(SimUser):
             volume.full = full
         if full and inside is not None and inside.server is ServerState.UP:
             inside.crash_server()
+
+    async def lose_volume(self, name: str) -> None:
+        """The volume that is there is another one, and empty; the guest is started anew."""
+        volume = self._world.volume_of(f"server-{name}")
+        if volume is not None:
+            volume.generation, volume.rows, volume.applied = "", [], False
+        self.written.pop(name, None)
+        for host in self._run.hosts:
+            host.guests.pop(f"server-{name}", None)
+            self._run.agents[host.id].wake(f"server-{name}")
 
     async def crash_server(self, name: str) -> None:
         inside = self._world.inside_of(f"server-{name}")

@@ -197,6 +197,10 @@ class Databases:
     def unsettled(self) -> int:
         return self.store.read(functools.partial(unsettled, patient=self.patient))
 
+    def quiet(self) -> bool:
+        """Nobody in a guest is at work on a backup."""
+        return not any(inside.tools for inside in self.insides.values())
+
     def differences(self) -> list[str]:
         return self.store.read(self.truth.differences, self.user.asked, self.user.written)
 

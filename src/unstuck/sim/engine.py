@@ -61,6 +61,14 @@ def _yield(item: Effect | Pause) -> Generator[Effect | Pause, Any, Any]:
     return (yield item)
 
 
+class Spinning(Exception):
+    """So much has happened at one moment that it would never end: somebody does not wait."""
+
+
+SPINS = 5000
+"""Steps at one moment of virtual time."""
+
+
 class NoReply(Exception):
     """Nobody has answered in time."""
 
@@ -174,6 +182,8 @@ class Process:
         self.pending_wakes: set[str] = set()
         self.port = SimPort(self)
         self.faultable = True
+        self.on_end: list[Callable[[], None]] = []
+        """For whoever is connected to it: its end closes connections."""
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self.engine.tasks_started += 1
@@ -195,6 +205,9 @@ class Process:
                 _drop_dead(task.work)
             _drop_dead(task.coro)
         self.tasks.clear()
+        for connected in self.on_end:
+            connected()
+        self.on_end.clear()
 
 
 def _drop_dead(coro: Any) -> None:
@@ -284,11 +297,15 @@ class Engine:
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Run until virtual time ``until``, or until ``done`` says so at a moment without work."""
+        steps = 0
         while True:
             while self.timers and self.timers[0][0] <= self.now:
                 heapq.heappop(self.timers)[2]()
             ready = self._ready()
             if ready:
+                steps += 1
+                if steps > SPINS:
+                    raise Spinning(f"more than {SPINS} steps at one moment")
                 task = ready[0] if self.fair else self.random.choice(ready)
                 self._step(task)
                 self.after_step()
@@ -299,6 +316,8 @@ class Engine:
             if moment is None or moment > until:
                 self.now = max(self.now, until)
                 return
+            if moment > self.now:
+                steps = 0
             self.now = max(self.now, moment)
 
     def _step(self, task: Task) -> None:

@@ -221,6 +221,8 @@ class Line:
     ) -> tuple[Response, bytes]:
         inside = self._inside
         name = type(request).__name__
+        if isinstance(request, Take | Renew | Store | Finish):
+            inside.world.truth.works(inside.server_id)
         reply = self._call(found, name, found[1].answer(inside.server_id, incarnation, request, blob))
         answer: tuple[Response, bytes] = await self._wait(reply, end)
         said = answer[0]
@@ -236,6 +238,12 @@ class Line:
         """A request arrives at the host's agent, which answers it beside its other work."""
         process, _ = found
         reply = Reply(self._engine)
+
+        def ends() -> None:
+            work.close()
+            reply.fail(Away("the connection to the host ended"))
+
+        process.on_end.append(ends)
         process.spawn(f"answer {name}", self._serve(name, work, reply))
         return reply
 
@@ -248,9 +256,6 @@ class Line:
         except Exception as error:
             self._inside.world.truth.fail(f"the host's service failed at {name}: {error!r}")
             reply.fail(Away("fault"))
-        except BaseException:
-            reply.fail(Away("the connection to the host ended"))
-            raise
         else:
             reply.give(answer)
 

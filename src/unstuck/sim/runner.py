@@ -20,7 +20,7 @@ from unstuck.sim.database_invariants import fingerprint as database_fingerprint
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.database_user import DatabaseUser
 from unstuck.sim.databases import Databases, populate, small_pieces
-from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Task, run_now
+from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Spinning, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
 from unstuck.sim.setback import Jump, Setback, aftermath
@@ -373,6 +373,8 @@ class Run:
                 self.truth.violations.extend(self.databases.differences())
         except Broken:
             pass
+        except Spinning as error:
+            self.truth.fail(str(error))
         finally:
             if self.databases is not None:
                 self.databases.close()
@@ -423,6 +425,10 @@ class Run:
     def quiet(self) -> bool:
         """Everybody follows the store as it is now, and no row waits for anything."""
         if self.engine.timers or self.engine.network.tasks or self.control is None or self._unsettled():
+            return False
+        if any(process.tasks and process.frozen_until > self.engine.now for process in self.engine.processes):
+            return False
+        if self.databases is not None and not self.databases.quiet():
             return False
         history = self.store.read(agents.terms).history
         return all(mind.caught_up and mind.history == history for mind in self.minds.values())
