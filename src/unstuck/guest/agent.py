@@ -91,7 +91,7 @@ class Agent:
 
     async def _greet(self) -> None:
         while not isinstance(answer := await self._patiently("guest.hello", self._hello), Welcome):
-            # The host has nothing to do with this guest (any more): its end is near, or the host is told late.
+            # The host has nothing to do with this guest (any more), or not yet.
             log.warning("the host does not welcome us", answer=str(answer))
             await self._port.pause(UNWELCOME, "hello")
         self._heartbeat = answer.heartbeat

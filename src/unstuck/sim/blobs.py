@@ -156,7 +156,7 @@ class SimLanes(Lanes):
         super().__init__()
         self._blobs = blobs
 
-    async def run(self, lane: str, seconds: float, work: Callable[[], T]) -> T:  # noqa: ARG002
+    async def run(self, lane: str, seconds: float, work: Callable[[], T]) -> T:
         try:
             return await self._blobs.call(seconds, work)
         except NoReply:
@@ -173,7 +173,7 @@ class SimStores(Stores):
     def places(self) -> Places:
         return Places((LOCAL, DIRECT), LOCAL)
 
-    def objects(self, name: str) -> Objects:  # noqa: ARG002
+    def objects(self, name: str) -> Objects:
         return self._objects
 
     def remote(self, name: str) -> Location | None:

@@ -60,7 +60,7 @@ _OF_SERVER = Prepared(
 _RESTORING = Prepared(
     sa.select(sa.func.count()).where(
         instances.c.restores == sa.bindparam("backup"), sa.not_(instances.c.data_recorded),
-        sa.not_(instances.c.deleted), instances.c.alive,
+        sa.not_(instances.c.deleted),
     )
 )  # fmt: skip
 _ABSENT = Prepared(
@@ -132,7 +132,9 @@ class DatabaseTruth:
         if backup.attempt.nonce == nonce and backup.ended is None:
             return
         self._late.add(key.rpartition("/")[0])
-        over = backup.collect_after - UPLOAD_AT_LONGEST if backup.ended is not None else backup.attempt.granted
+        over = (
+            backup.collect_after - UPLOAD_AT_LONGEST if backup.ended is not None else backup.attempt.granted
+        )
         if backup.ended is not None and backup.ended.ending is Ending.COMPLETED and not backup.litter:
             self.fail(f"late object: {key} was written into a backup that is complete")
         if now > over + UPLOAD_AT_LONGEST:
@@ -265,7 +267,9 @@ class DatabaseTruth:
             acted = self._acts.get(loaded.server_id, 0.0)
             if shown.status == BACKUP and acted < clock.lease - LEASE - MARGIN:
                 self.fail(f"claimed without a fact: {row.id} shows BACKUP, and no agent works on one")
-            self._check_healthy(loaded.server_id, shown.operating_status == "HEALTHY" and up_since is not None)
+            self._check_healthy(
+                loaded.server_id, shown.operating_status == "HEALTHY" and up_since is not None
+            )
         if up_since is None or up_since > self._world.engine.now - OVERDUE:
             return
         for table in (_INSTANCES, _BACKUPS):

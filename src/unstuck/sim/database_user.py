@@ -221,7 +221,9 @@ class DatabaseUser(SimUser):
             while self._run.engine.now < end:
                 inside = self._world.inside_of(f"server-{name}")
                 volume = None if inside is None else inside.volume
-                live = inside is not None and inside.server is ServerState.UP and inside.guest.state == "running"
+                live = (
+                    inside is not None and inside.server is ServerState.UP and inside.guest.state == "running"
+                )
                 if volume is not None and live and not volume.full:
                     row = f"{name}-{len(rows)}"
                     volume.rows.append(row)
@@ -244,7 +246,13 @@ class DatabaseUser(SimUser):
             argument = msgspec.json.encode(request).decode()
             try:
                 await self._db(
-                    "ask", instance_asks.ask_instance, name, "p", ask_id=ask_id, argument=argument, seconds=10.0
+                    "ask",
+                    instance_asks.ask_instance,
+                    name,
+                    "p",
+                    ask_id=ask_id,
+                    argument=argument,
+                    seconds=10.0,
                 )
             except Conflict as error:
                 self.log(f"409: {error}")

@@ -209,7 +209,9 @@ class SimDatastore:
             data=data, server=inside.server, foreign=foreign, restart=inside.restart, applied=volume.applied,
             config=Config.CURRENT if current else Config.OLD, starts=inside.failed,
         )  # fmt: skip
-        return Look(sight=sight, used=len(volume.rows), size=1 << 30, facts={"timeline": str(volume.timeline)})
+        return Look(
+            sight=sight, used=len(volume.rows), size=1 << 30, facts={"timeline": str(volume.timeline)}
+        )
 
     async def init(self, want: DatabaseWant) -> None:
         volume = self._inside.volume
@@ -250,7 +252,7 @@ class SimDatastore:
     async def reconfigure(self, want: DatabaseWant) -> None:
         self._inside.volume.config = _config(want)
 
-    async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:  # noqa: ARG002
+    async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
         volume = self._inside.volume
         if self._inside.server is not ServerState.UP:
             return Failed("unready", "the server does not answer")

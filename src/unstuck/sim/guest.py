@@ -66,7 +66,7 @@ class Inside:
         self.host_id = host_id
         self.server_id = server_id
         self.guest = guest
-        self.volume = volume
+        self.volume: Volume = volume
         self.server = ServerState.DOWN
         self.restart = 0
         self.failed = 0
@@ -232,9 +232,7 @@ class Line:
             inside.world.truth.acted(request.nonce, inside.server_id, self.start)
         return answer
 
-    def _call(
-        self, found: tuple[Process, GuestService], name: str, work: Coroutine[Any, Any, Any]
-    ) -> Reply:
+    def _call(self, found: tuple[Process, GuestService], name: str, work: Coroutine[Any, Any, Any]) -> Reply:
         """A request arrives at the host's agent, which answers it beside its other work."""
         process, _ = found
         reply = Reply(self._engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -115,9 +114,10 @@ class SimDatabaseControl:
 
     async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
         backup_id, attempt, name = _parts(key, nonce)
-        check = functools.partial(
-            self._call, backup_attempts.may_write, who, backup_id, attempt, nonce
-        )
+
+        def check() -> str:
+            return self._call(backup_attempts.may_write, who, backup_id, attempt, nonce)
+
         check()
         location = check()  # once more when the object is here
         target = f"{prefix_of(backup_id, attempt, nonce)}/{name}"

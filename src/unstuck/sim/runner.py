@@ -356,7 +356,7 @@ class Run:
         self.boot_control()
         for host in self.hosts:
             self.boot_agent(host)
-        user = self.user = self._user()
+        self.user = self._user()
         start = engine.now
         engine.after_step = self._after_step
         try:
@@ -463,11 +463,14 @@ def _lost(process: Process, name: str) -> Exception:
     return Unreachable("no answer")
 
 
-def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:
+def unlike_effects(
+    scenario: str, seen: set[tuple[str, str, int]] | None = None
+) -> list[tuple[int, str, str]]:
     """The effects of a plain run that differ: (number, process, name).
 
     Where the same process comes to the same effect in the same world once more (it waits, and only time
-    has passed), a crash there is the crash that was tried already.
+    has passed), a crash there is the crash that was tried already; also where another scenario, whose
+    effects are in ``seen``, came to it: many begin alike.
     """
     run = Run(scenario, seed=None, faults={}, tracing=False)
     run.marks = []
@@ -475,7 +478,10 @@ def unlike_effects(scenario: str) -> list[tuple[int, str, str]]:
     first: dict[tuple[str, str, int], int] = {}
     for number, ((process, name), mark) in enumerate(zip(run.names, run.marks, strict=True), start=1):
         first.setdefault((process, name, mark), number)
-    return [(number, process, name) for (process, name, _), number in first.items()]
+    known = set() if seen is None else seen.copy()
+    if seen is not None:
+        seen.update(first)
+    return [(number, key[0], key[1]) for key, number in first.items() if key not in known]
 
 
 def simulate(
