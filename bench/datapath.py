@@ -13,19 +13,22 @@ from pathlib import Path
 import msgspec
 from tests.guest_cloud import GuestCloud
 from tests.guest_http import served
-from tests.guest_programs import PIECE, pieces
+from tests.guest_sender import PIECE, pieces
 from tests.guest_site import server_folder
+from tests.guest_vm import built_image, machine
 
 from bench.figure import Figure, figure
 from unstuck.blobs.objects import FolderObjects
+from unstuck.core.server.data import Machine
 
 PIECES = 128
+PIECES_OF_MACHINE = 48
 AT_ONCE = 2
 
 
 @contextlib.contextmanager
-def program(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.guest_programs", *map(str, arguments)]
+def program(name: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", f"tests.{name}", *map(str, arguments)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield child
@@ -59,30 +62,55 @@ def bare() -> float:
         return PIECES * PIECE / 1e6 / (time.monotonic() - began)
 
 
-def over(direct: bool) -> tuple[float, float, float]:
-    """MB/s, and how much the memory of guest and host grew on the way, MiB."""
+@contextlib.contextmanager
+def host_end(direct: bool, kind: Machine) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """The server's folder, and the process of its host's agent."""
     with tempfile.TemporaryDirectory(prefix="unstuck-bench-") as name:
         cloud = GuestCloud(Path(name) / "objects", direct=direct)
         cloud.offer()
         folder = server_folder(Path(name) / "host")
+        wanted = cloud.want(chunk_size=PIECE)
+        spec = msgspec.structs.replace(wanted.spec, machine=kind)
         want = Path(name) / "want.json"
-        want.write_bytes(msgspec.json.encode(cloud.want(chunk_size=PIECE)))
-        with (
-            served(cloud) as url,
-            program("host", Path(name) / "host", want, url) as host,
-            program("guest", folder / "channel" / "agent.sock", PIECES, AT_ONCE) as guest,
-        ):
-            before, taken = heard(host, "started")["peak"], heard(guest, "taken")["peak"]
-            done = heard(guest, "finished")
-            assert host.stdin is not None
-            host.stdin.write("\n")
-            host.stdin.flush()
-            more = heard(host, "peak")["peak"] - before
-            return PIECES * PIECE / 1e6 / done["finished"], done["peak"] - taken, more
+        want.write_bytes(msgspec.json.encode(msgspec.structs.replace(wanted, spec=spec)))
+        with served(cloud) as url, program("guest_host", Path(name) / "host", want, url) as host:
+            yield folder, host
+
+
+def over(direct: bool) -> tuple[float, float, float]:
+    """MB/s, and how much the memory of guest and host grew on the way, MiB."""
+    with (
+        host_end(direct, Machine.CONTAINER) as (folder, host),
+        program("guest_sender", folder / "channel" / "agent.sock", PIECES, AT_ONCE) as guest,
+    ):
+        before, taken = heard(host, "started")["peak"], heard(guest, "taken")["peak"]
+        done = heard(guest, "finished")
+        assert host.stdin is not None
+        host.stdin.write("\n")
+        host.stdin.flush()
+        more = heard(host, "peak")["peak"] - before
+        return PIECES * PIECE / 1e6 / done["finished"], done["peak"] - taken, more
+
+
+def port() -> Iterator[Figure]:
+    """A machine's virtio port, where the database image was built."""
+    image, name = built_image(), "data path: over a machine's virtio port"
+    if image is None:
+        yield Figure(name, None, "MB/s", note="skipped: the database image is not built")
+        return
+    with (
+        host_end(True, Machine.VM) as (folder, _),
+        machine(image, folder, f"( send {PIECES_OF_MACHINE} {AT_ONCE} n1 2 )") as guest,
+    ):
+        taken = guest.heard("taken", 120.0)["peak"]
+        done = guest.heard("finished", 300.0)
+    size = f"{PIECES_OF_MACHINE} pieces of {PIECE >> 20} MiB, {AT_ONCE} at a time"
+    yield figure(name, PIECES_OF_MACHINE * PIECE / 1e6 / done["finished"], "MB/s", None, f"TCG, {size}")
+    yield figure(f"{name}, guest's memory", done["peak"] - taken, "MiB more", 30.0, size)
 
 
 def datapath() -> Iterator[Figure]:
-    """The unix socket of a container; a VM's port is measured in docs/figures.md."""
+    """From a container's unix socket, and from a machine's port."""
     size = f"{PIECES} pieces of {PIECE >> 20} MiB, {AT_ONCE} at a time"
     alone = bare()
     yield figure("data path: into the folder, bare", alone, "MB/s", None, "one process, each synced")
@@ -92,3 +120,4 @@ def datapath() -> Iterator[Figure]:
         yield figure(f"data path: {name}, over bare", rate / alone, "ratio", None, "")
         yield figure(f"data path: {name}, guest's memory", guest, "MiB more", 30.0, size)
         yield figure(f"data path: {name}, host's memory", host, "MiB more", 60.0, size)
+    yield from port()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from unstuck.core.agents import Answer, Claim, Heartbeat, Holdings, HostFacts, Register, Report
-from unstuck.core.server.control import FailIt, FinishDelete, PlaceIt, plan_control
+from unstuck.core.image import Data
+from unstuck.core.server.control import EndCapture, FailIt, FinishDelete, PlaceIt, plan_control
 from unstuck.core.server.data import Gone, Observation, Paused, Power, Running, Step, Thing, Want
-from unstuck.store import agents, networks, servers
+from unstuck.store import agents, captures, networks, servers
 from unstuck.store.engine import Store
 from unstuck.store.holdings import tell
 
@@ -73,9 +75,23 @@ class FakeHost:
     def claim(self, want: Want) -> None:
         self.store.transact(agents.claim, self.id, Claim(self.incarnation, want.server_id, want.fence))
 
+    def deliver(self, want: Want) -> bool:
+        """The image that is wanted of a server's disk."""
+        nonce = uuid.uuid4().hex
+        image, grant = want.capture, (want.server_id, want.fence, want.capture)
+        self.store.transact(
+            captures.claim_capture, self.id, self.incarnation, *grant, nonce=nonce, seconds=60.0
+        )
+        data = Data(name=f"{image}.{nonce}", size=5, virtual_size=9, checksum="c" * 32, sha512="a" * 128)
+        return self.store.transact(captures.finish_capture, self.id, *grant, nonce=nonce, data=data)
+
     def work(self) -> None:
         for want in self.wants().values():
             self.claim(want)
+            self.report(want)
+            if want.capture:
+                self.deliver(want)
+        for want in self.wants().values():
             self.report(want)
 
 
@@ -93,6 +109,8 @@ def control(store: Store) -> None:
                 store.transact(servers.fail_server, server_id, code, reason, remedy)
             case FinishDelete():
                 store.transact(servers.finish_delete, server_id)
+            case EndCapture():
+                store.transact(captures.end_capture, server_id)
             case _:
                 store.transact(servers.review_server, server_id)
 

@@ -55,6 +55,8 @@ class DatabaseHost(FakeHost):
         """Servers whose guest's agent is not heard."""
         self.views: dict[str, dict[str, Any]] = {}
         """What a server's guest sees other than what is wanted."""
+        self.sees: dict[str, Any] = {}
+        """The same, of all."""
         self.wake: Callable[[str], None] = lambda _key: None
 
     def work(self) -> None:
@@ -74,7 +76,7 @@ class DatabaseHost(FakeHost):
             "generation": database.generation, "data": Thing.PRESENT, "server": ServerState.UP,
             "step": GuestStep.READY, "applied": True, "restart": database.restart,
             "root_enabled": want.server_id in self.roots, "volume_used_mb": 100, "volume_size_mb": 1000,
-            **self.views.get(want.server_id, {}),
+            **self.sees, **self.views.get(want.server_id, {}),
         }  # fmt: skip
         who = msgspec.structs.replace(who, guest=made.incarnation)
         alive = want.server_id not in self.silent

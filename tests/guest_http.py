@@ -54,7 +54,7 @@ def app_for(cloud: GuestCloud) -> Starlette:
         try:
             await asyncio.to_thread(cloud.objects.put_new, key, data)
         except BlobError as error:
-            return _error(503, error.problem, error.reason)
+            return _error(503, f"store-{error.problem}", error.reason)
         except Conflict as error:
             return _error(409, "conflict", str(error))
         return Response(status_code=204)

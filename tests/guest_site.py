@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.guest_cloud import SERVER, GuestCloud, InProcess
+from tests.guest_sender import content_of, patiently
 from unstuck.blobs.chunks import Chunk, make_chunk
 from unstuck.blobs.keys import recipient_of
-from unstuck.core.backup.content import Content, Datastore, Position
-from unstuck.core.instance.guestwire import Hello, Response, Welcome
+from unstuck.core.instance.guestwire import Hello, Welcome
 from unstuck.core.server.data import Machine
 from unstuck.guest.channel import Channel
-from unstuck.guest.control import Away
 from unstuck.host.channel import ROOM_FOR_ALL, GuestChannel
 from unstuck.host.control import DatabaseControl
 from unstuck.host.guests import GuestService
@@ -25,6 +24,8 @@ from unstuck.host.signing import load_signer
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.port import AsyncPort
 from unstuck.runtime.room import Room
+
+__all__ = ["content_of", "patiently"]
 
 T = TypeVar("T")
 
@@ -127,27 +128,10 @@ async def greeted(channel: Channel, start: str = "") -> Welcome:
     return said
 
 
-async def patiently(channel: Channel, request: Any, blob: bytes = b"") -> Response:
-    """As an agent asks: again, after there was no answer."""
-    while True:
-        try:
-            return (await channel.ask(request, blob))[0]
-        except Away:
-            await asyncio.sleep(0.05)
-
-
 def pieces_of(cloud: GuestCloud, data: bytes, size: int) -> list[tuple[Chunk, bytes]]:
     """As the guest makes them."""
     cut = [data[at : at + size] for at in range(0, len(data), size)]
     return [make_chunk(index, plain, recipient_of(cloud.identity)) for index, plain in enumerate(cut)]
-
-
-def content_of(pieces: list[tuple[Chunk, bytes]], size: int) -> Content:
-    chunks = tuple(chunk for chunk, _ in pieces)
-    return Content(
-        datastore=Datastore("postgresql", "15", "15.8"), system_identifier="7", start=Position(1, "0/1"),
-        stop=Position(1, "0/2"), chunk_size=size, size=sum(chunk.length for chunk in chunks), chunks=chunks,
-    )  # fmt: skip
 
 
 def play(work: Callable[[], Awaitable[None]], seconds: float = 60.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ class BackupCloud(Site):
                 found = await asyncio.to_thread(backup_row, self.store, backup_id)
                 if found.backup.ended is not None:
                     return found
+                await asyncio.sleep(0.02)
+
+    async def until(self, true: Callable[[], bool]) -> None:  # type: ignore[override]
+        """Wait for what is so in the store sooner or later; nothing tells of it."""
+        async with asyncio.timeout(DEADLINE):
+            while not await asyncio.to_thread(true):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def settled(self, backup_id: str) -> BackupRow:
@@ -185,6 +192,8 @@ class Instance:
         for index, (key, value) in enumerate(objects.items()):
             if index == without:
                 continue
+            alive = await self.renew(backup_id, size=index, nonce=taken.frame.nonce)
+            assert alive.status_code == 200, alive.text
             if taken.place is None:
                 answer = await self.put(key, value, taken.frame.nonce)
                 assert answer.status_code == 204, answer.text

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from api_cloud import Cloud
 from database_setup import Trove
+from tests.database_agent import Agent
 from tests.database_site import DatabaseSite
 
 from unstuck.blobs import keyring
 from unstuck.blobs.site import BackupSite
 from unstuck.blobs.stores import Stores
 from unstuck.core.backup.control import AskStore
-from unstuck.core.backup.data import Absent, Done, Gave, Phase, Present, Verified
-from unstuck.core.instance.wire import EndAttempt, RenewAttempt, TakeAttempt, Who
-from unstuck.store import backup_attempts, backup_work
-from unstuck.store.backup_work import Written
+from unstuck.core.backup.data import Absent, Gave, Phase
+from unstuck.store import backup_work
 from unstuck.store.engine import Store
 
 NOBODY = str(uuid.uuid4())
@@ -57,54 +56,6 @@ def start(trove: Trove, instance: str, **more: Any) -> dict[str, Any]:
     return made
 
 
-class Agent:
-    """What the instance's host says for the agent that makes a backup."""
-
-    def __init__(self, site: DatabaseSite, cloud: Cloud, instance: str) -> None:
-        self.site = site
-        self.keyring = cloud.app.app.extra["backups"].keyring
-        [want] = [
-            item
-            for item in site.host.wants().values()
-            if item.database is not None and item.database.instance_id == instance
-        ]
-        assert want.database is not None
-        assert want.database.backup is not None
-        self.offer = want.database.backup
-        guest = site.host.guests[want.server_id]
-        self.who = Who(
-            incarnation=site.host.incarnation, server_id=want.server_id, fence=want.fence, guest=guest
-        )
-
-    def take(self) -> None:
-        ask = TakeAttempt(self.who, self.offer.backup_id, self.offer.nonce, "c2lnbmluZy1rZXk=")
-        self.site.store.transact(backup_attempts.take_attempt, self.site.host.id, ask, self.keyring)
-
-    def renew(self, phase: Phase, size: int, idle: float = 0.0) -> str | None:
-        ask = RenewAttempt(self.who, self.offer.backup_id, self.offer.nonce, phase.value, size, idle)
-        return self.site.store.transact(backup_attempts.renew_attempt, self.site.host.id, ask, phase)
-
-    def end(self, said: Any) -> None:
-        ask = EndAttempt(self.who, self.offer.backup_id, self.offer.nonce, said)
-        self.site.store.transact(backup_attempts.end_attempt, self.site.host.id, ask)
-
-    def complete(self, size: int) -> None:
-        """The blob store has its manifest, and a controller has verified it."""
-        self.take()
-        store, key = self.site.store, self.offer.backup_id
-        digest = "d" * 64
-        self.end(Done(digest))
-        for said in ("look", "verify"):
-            work = store.transact(backup_work.begin_step, key, said, uuid.uuid4().hex, 30.0).work
-            assert work is not None, said
-            if isinstance(work.plan, AskStore):
-                store.transact(backup_work.store_said, key, said, Present(self.offer.attempt, digest))
-                continue
-            written = Written(f"backups/{key}/0001", digest, size, "{}")
-            store.transact(backup_work.store_verified, key, said, Verified(size), written)
-            return
-
-
 def test_a_backup_says_how_it_goes_until_it_is_complete(
     trove: Trove, site: DatabaseSite, cloud: Cloud, instance: str
 ) -> None:
@@ -115,7 +66,7 @@ def test_a_backup_says_how_it_goes_until_it_is_complete(
     assert (told["attempt"], told["phase"], told["claimed"]) == (1, "waiting", False)
     assert 0 < told["by_seconds"] <= told["deadlines"]["claim"]
     one = f"/backups/{made['id']}"
-    agent = Agent(site, cloud, instance)
+    agent = Agent(site, cloud.app.app.extra["backups"].keyring, instance)
     agent.take()
     agent.renew(Phase.COPYING, 5 << 20, idle=2.0)
     shown = trove.get(one)["backup"]
@@ -125,6 +76,8 @@ def test_a_backup_says_how_it_goes_until_it_is_complete(
     status = trove.get(f"/instances/{instance}")["instance"]
     assert (status["status"], status["operating_status"]) == ("BACKUP", "HEALTHY")
     assert status["unstuck"]["backup"] == made["id"]
+    explained = trove.cloud.get(f"/unstuck/v1/explain/backup/{made['id']}").json()
+    assert (explained["status"], explained["phase"], explained["name"]) == ("BUILDING", "copying", "monday")
     agent.complete(3 << 30)
     shown = trove.get(one)["backup"]
     assert (shown["status"], shown["size"], shown["unstuck"]["phase"]) == ("COMPLETED", 3.0, None)
@@ -166,11 +119,11 @@ def test_there_is_one_at_a_time_and_its_instance_stays_usable(
 def test_cancelled_and_tried_again(trove: Trove, site: DatabaseSite, cloud: Cloud, instance: str) -> None:
     made = start(trove, instance)
     action = f"/backups/{made['id']}/action"
-    Agent(site, cloud, instance).take()
+    Agent(site, cloud.app.app.extra["backups"].keyring, instance).take()
     trove.refused("POST", action, 409, "conflict", json={"retry": {}})
     told = trove.post(action, {"cancel": {}})["backup"]["unstuck"]
     assert told["cancelled"] is True
-    agent = Agent(site, cloud, instance)
+    agent = Agent(site, cloud.app.app.extra["backups"].keyring, instance)
     assert agent.renew(Phase.COPYING, 1) is not None
     agent.end(Gave("it was told to stop"))
     while True:  # a controller asks the blob store first, which has nothing of it
@@ -252,6 +205,9 @@ def test_another_projects_backup_is_not_there(trove: Trove, operator: Trove, sit
     trove.missing("POST", f"/backups/{made['id']}/action", json={"cancel": {}})
     trove.missing("POST", "/instances", json=site.body(restorePoint={"backupRef": made["id"]}))
     trove.missing("POST", "/backups", json={"backup": {"name": "b", "instance": theirs}})
+    for kind, key in (("instance", theirs), ("backup", made["id"])):
+        assert trove.cloud.get(f"/unstuck/v1/explain/{kind}/{key}").status_code == 404
+        assert operator.cloud.get(f"/unstuck/v1/explain/{kind}/{key}").json()["id"] == key
     assert operator.get(f"/backups/{made['id']}")["backup"]["status"] == "NEW"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,30 @@ def test_an_instance_is_built_shown_and_deleted(trove: Trove, site: DatabaseSite
     assert trove.get("/instances")["instances"] == []
 
 
+def test_a_password_is_written_nowhere(
+    trove: Trove, site: DatabaseSite, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    secret = "never-write-this-down"
+    user = {"name": "anna", "password": secret}
+    answers = [trove.ask("POST", "/instances", json=site.body(users=[user])).text]
+    for wrong in ({"users": [{**user, "colour": 1}]}, {"users": [{**user, "host": "h"}]}, {"users": secret}):
+        answers.append(trove.bad("POST", "/instances", json=site.body(**wrong)))
+    site.settle(4)
+    key = trove.get("/instances")["instances"][0]["id"]
+    with site.running():
+        answers.append(trove.ask("POST", f"/instances/{key}/users", json={"users": [user]}).text)
+        change = {"user": {"password": secret}}
+        answers.append(trove.ask("PUT", f"/instances/{key}/users/anna", json=change).text)
+    assert len(site.host.asked) == 2
+    assert secret not in "".join(answers)
+    out, errors = capfd.readouterr()
+    assert secret not in caplog.text + out + errors
+    for file in tmp_path.iterdir():
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes(), file
+
+
 def test_servers_of_instances_are_in_no_list_of_their_owner(
     trove: Trove, operator: Trove, site: DatabaseSite, demo: Cloud, admin: Cloud
 ) -> None:
@@ -128,6 +153,7 @@ def test_instances_come_in_pages(trove: Trove, site: DatabaseSite) -> None:
         seen += [item["id"] for item in answer["instances"]]
         following = [link["href"] for link in answer.get("links", [])]
         path = following[0].partition(trove.base)[2] if following else ""
+    assert len(trove.get("/instances")["instances"]) == 5
     assert len(seen) == 5
     assert set(seen) == keys
     assert "limit" in trove.bad("GET", "/instances?limit=many")
@@ -311,6 +337,24 @@ def test_out_of_the_trash_with_all_that_it_had(trove: Trove, site: DatabaseSite)
     trove.refused("POST", f"/instances/{key}/action", 409, "conflict", json={"undelete": {}})
 
 
+def test_a_project_may_go_while_its_last_instances_are_in_the_trash(
+    trove: Trove, operator: Trove, site: DatabaseSite
+) -> None:
+    """Its owner has given them up, and can do nothing to be rid of them sooner."""
+    key = ready(trove, site)
+    project = f"/identity/v3/projects/{trove.project}"
+    refused = operator.cloud.ask("DELETE", project)
+    assert (refused.status_code, "1 database instance" in refused.text) == (409, True)
+    trove.ask("DELETE", f"/instances/{key}")
+    site.settle(4)
+    assert operator.cloud.ask("DELETE", project).status_code == 204
+    assert operator.get(f"/mgmt/instances/{key}")["instance"]["deleted"] is True
+    operator.bad("POST", f"/instances/{key}/action", json={"undelete": {}})
+    operator.post(f"/instances/{key}/action", {"reset_status": {"force_delete": True}})
+    site.settle(6)
+    operator.missing("GET", f"/mgmt/instances/{key}")
+
+
 def test_a_mark_forces_a_look_and_its_variant_deletes_for_good(trove: Trove, site: DatabaseSite) -> None:
     key = ready(trove, site)
     trove.post(f"/instances/{key}/action", {"reset_status": {}})
@@ -330,6 +374,9 @@ def test_a_silent_agent_is_said_to_be_silent(trove: Trove, site: DatabaseSite) -
     assert (shown["status"], shown["operating_status"]) == ("ACTIVE", "ERROR")
     assert "silent" in shown["unstuck"]["reason"]
     assert shown["unstuck"]["agent_alive"] is False
+    explained = trove.cloud.get(f"/unstuck/v1/explain/instance/{key}").json()
+    assert (explained["status"], explained["name"]) == ("ACTIVE", "shop")
+    assert explained["reason"] == shown["unstuck"]["reason"]
 
 
 def test_what_is_not_offered_says_so(trove: Trove, site: DatabaseSite) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 import psycopg
 from running import Running
 from tests.compute_fakes import settle
+from tests.database_agent import Agent
 from tests.database_site import DatabaseSite, control_instances
 
 from unstuck.blobs import keyring
 from unstuck.blobs.site import BackupSite
 from unstuck.blobs.stores import Stores
+from unstuck.core.backup.data import Phase
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastores.postgresql.requests import answer
@@ -28,7 +30,10 @@ class Databases(Running):
         super().__init__(store, folder)
         keyring.ensure(folder / "keys", folder / "recovery.json")
         stores = Stores(folder / "objects", folder / "backup-stores.json")
-        self.app.app.extra["backups"] = BackupSite(stores, keyring.load(folder / "keys"))
+        self.keyring = keyring.load(folder / "keys")
+        self.app.app.extra["backups"] = BackupSite(stores, self.keyring)
+        self.backing_up = False
+        """Whether agents take the backups that are offered to them, and complete them."""
         self.site.host.wake = self.app.app.notifier.wake
         self.site.host.answerer = self.answer
         self._server = server
@@ -39,6 +44,16 @@ class Databases(Running):
     def turn(self) -> None:
         control_instances(self.store)
         settle(self.store, self.site.host)
+        if self.backing_up:
+            self.back_up()
+
+    def back_up(self) -> None:
+        for want in self.site.host.wants().values():
+            if want.database is not None and want.database.backup is not None:
+                agent = Agent(self.site, self.keyring, want.database.instance_id)
+                agent.take()
+                agent.renew(Phase.COPYING, 7 << 20)
+                agent.complete(1 << 20)
 
     def answer(self, _want: DatabaseWant, request: DatabaseRequest) -> DatabaseAnswer:
         with psycopg.connect(f"postgresql://unstuck@{self._server}/postgres", autocommit=True) as connection:

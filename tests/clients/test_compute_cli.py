@@ -147,6 +147,32 @@ def test_shelving_of_the_openstack_command(cloud: Running, sdk: openstack.connec
 
 
 @pytest.mark.filterwarnings("default")
+def test_an_image_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
+    cli = cloud.cli
+    server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+    made = cli(
+        "server", "image", "create", "--name", "copy", "--property", "a=b", "--wait", "web", "-f", "json"
+    )
+    assert (made["name"], made["status"]) == ("copy", "active")
+    assert names(cli("image", "list", "--property", f"instance_uuid={server.id}", "-f", "json")) == {"copy"}
+    cli(
+        "server",
+        "create",
+        "--image",
+        "copy",
+        "--flavor",
+        "t.nano",
+        "--network",
+        "private",
+        "--wait",
+        "second",
+    )
+    second = sdk.create_image_snapshot("again", server.id, wait=True, timeout=30)
+    assert second.status == "active"
+    cli("image", "delete", "copy", "again")
+
+
+@pytest.mark.filterwarnings("default")
 def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connection.Connection) -> None:
     server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
     compute = sdk.compute

@@ -10,9 +10,11 @@ import pytest
 from unstuck.core.server.control import (
     AWAY,
     NO_HOST_DEADLINE,
+    EndCapture,
     FailIt,
     FinishDelete,
     LookAgain,
+    Outcome,
     PlaceIt,
     Settled,
     operation_outcome,
@@ -234,6 +236,33 @@ def asked(kind: OperationKind, power: Power, guest: Guest = ACTIVE.seen.guest) -
 
 
 OFF = replaced(ACTIVE, power=Power.OFF, seen=seen(Gone()))
+
+
+def pictured(observation: Observation) -> Server:
+    return replaced(asked(OperationKind.IMAGE, Power.ON), capture="i", seen=observation)
+
+
+def test_an_image_that_has_not_come_in_time_is_given_up_and_never_before() -> None:
+    server = pictured(seen(Running(1), intent=2, step=Step.CAPTURING))
+    assert server.operation is not None
+    assert isinstance(plan_control(server, NOW), LookAgain)
+    late = Now(wall=NOW.wall, lease=server.operation.deadline)
+    assert plan_control(server, late) == EndCapture()
+    assert plan_control(replaced(server, host=AWAY_HOST), late) == EndCapture(), "whoever does not answer"
+    assert not isinstance(plan_control(replaced(server, deleted=True), late), EndCapture)
+
+
+def test_a_guest_that_runs_does_not_mean_that_the_image_is_there() -> None:
+    server = pictured(seen(Running(1), intent=2))
+    assert not satisfied(server)
+    assert server.operation is not None
+    assert operation_outcome(server, server.operation) is None
+    failed = Trouble("image-failed", "why", "again")
+    server = replaced(server, seen=seen(Running(1), intent=2, trouble=failed))
+    assert server.operation is not None
+    assert operation_outcome(server, server.operation) == Outcome("failed", "why")
+
+
 FORMER = Former("1", "{}", Flavor(1, 64, 1))
 
 
@@ -334,6 +363,19 @@ STATUSES = [
         replaced(ACTIVE, before=FORMER, seen=seen(Gone(), trouble=TROUBLES[2])),
         "ERROR",
         None,
+    ),
+    ("an image is wanted", pictured(seen(Running(1))), "ACTIVE", "image_snapshot"),
+    (
+        "it is made",
+        pictured(seen(Running(1), intent=2, step=Step.CAPTURING)),
+        "ACTIVE",
+        "image_uploading",
+    ),
+    (
+        "of what is off",
+        replaced(pictured(seen(Gone(), intent=2, step=Step.CAPTURING)), power=Power.OFF),
+        "SHUTOFF",
+        "image_uploading",
     ),
     (
         "to be shelved",

@@ -9,6 +9,9 @@ import pytest
 
 from unstuck.core.server.data import (
     Access,
+    CopyFailed,
+    Copying,
+    Delivered,
     Fence,
     FetchFailed,
     Fetching,
@@ -30,7 +33,17 @@ from unstuck.core.server.data import (
     View,
     Want,
 )
-from unstuck.core.server.host import DISK_BUDGET, Act, Decision, Do, Hold, Rest, after_failure, plan_host
+from unstuck.core.server.host import (
+    COPY_BUDGET,
+    DISK_BUDGET,
+    Act,
+    Decision,
+    Do,
+    Hold,
+    Rest,
+    after_failure,
+    plan_host,
+)
 
 P, A, U = Thing.PRESENT, Thing.ABSENT, Thing.UNKNOWN
 SPEC = Spec("a", "a", "p", "nova", Flavor(1, 64, 1), ())
@@ -203,6 +216,41 @@ def test_a_disk_grows_when_no_guest_is_on_it(
     what: str, want: Want, seen: dict[str, object], expected: str
 ) -> None:
     assert word(plan_host(want, msgspec.structs.replace(WHOLE, **seen))) == expected
+
+
+PICTURED = msgspec.structs.replace(ON, capture="i")
+CAPTURES: list[tuple[str, Want, dict[str, object], str]] = [
+    ("a guest that runs", PICTURED, {"guest": Running(3)}, "capture"),
+    ("under way", PICTURED, {"guest": Running(3), "copy": Copying(1, 2)}, "hold"),
+    ("it failed", PICTURED, {"guest": Running(3), "copy": CopyFailed("x", final=False)}, "capture"),
+    (
+        "it keeps failing",
+        PICTURED,
+        {"guest": Running(3), "copy": CopyFailed("x", False, COPY_BUDGET)},
+        "hold",
+    ),
+    ("it cannot be", PICTURED, {"guest": Running(3), "copy": CopyFailed("x", final=True)}, "hold"),
+    ("delivered", PICTURED, {"guest": Running(3), "copy": Delivered(), "copies": P}, "hold"),
+    ("no more wanted", ON, {"guest": Running(3), "copies": P}, "drop_copies"),
+    ("a guest that crashed is started first", PICTURED, {}, "start"),
+    ("one that stands still unasked goes on first", PICTURED, {"guest": Paused(3)}, "resume"),
+    ("paused", msgspec.structs.replace(PICTURED, power=Power.PAUSED), {"guest": Paused(3)}, "capture"),
+    ("off", msgspec.structs.replace(PICTURED, power=Power.OFF), {}, "capture"),
+    ("off, no more wanted", msgspec.structs.replace(ON, power=Power.OFF), {"copies": P}, "drop_copies"),
+    ("suspended", msgspec.structs.replace(PICTURED, power=Power.SUSPENDED), {"memory": P}, "capture"),
+    ("delete wins", msgspec.structs.replace(PICTURED, gone=True), {"guest": Running(3)}, "quit"),
+]
+
+
+@pytest.mark.parametrize(("what", "want", "seen", "expected"), CAPTURES, ids=[row[0] for row in CAPTURES])
+def test_an_image_of_the_disk_is_made_when_all_else_is_done(
+    what: str, want: Want, seen: dict[str, object], expected: str
+) -> None:
+    decision = plan_host(want, msgspec.structs.replace(WHOLE, **seen))
+    assert word(decision) == expected
+    if isinstance(decision, Hold) and decision.trouble is not None:
+        assert decision.trouble.code == "image-failed"
+        assert not decision.trouble.final, "the server is none the worse"
 
 
 REMOVE: list[tuple[dict[str, object], str]] = [

@@ -18,7 +18,7 @@ import pytest
 
 from tests.guest_cloud import PIECE, GuestCloud
 from tests.guest_http import served
-from tests.guest_programs import PIECE as LARGE
+from tests.guest_sender import PIECE as LARGE
 from tests.guest_site import Site, greeted, patiently, pieces_of, play, server_folder, until
 from unstuck.blobs import manifest as manifests
 from unstuck.core.instance.guestwire import Done, Hello, Look, Orders, Refused, Seen, Store, Take
@@ -227,9 +227,9 @@ def test_requests_that_are_no_requests_are_refused_by_name(site: Site) -> None:
 
 
 @contextmanager
-def program(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+def program(name: object, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-    command = [sys.executable, "-m", "tests.guest_programs", *map(str, arguments)]
+    command = [sys.executable, "-m", f"tests.{name}", *map(str, arguments)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT, env=environment) as child:
         try:
             yield child
@@ -254,7 +254,11 @@ def processes(tmp_path: Path) -> Iterator[tuple[GuestCloud, list[object], list[o
     want = tmp_path / "want.json"
     want.write_bytes(msgspec.json.encode(cloud.want(chunk_size=LARGE)))
     with served(cloud) as url:
-        yield cloud, ["host", tmp_path / "host", want, url], ["guest", folder / "channel" / "agent.sock"]
+        yield (
+            cloud,
+            ["guest_host", tmp_path / "host", want, url],
+            ["guest_sender", folder / "channel" / "agent.sock"],
+        )
 
 
 def test_a_host_that_is_killed_in_the_middle_of_frames_again_and_again_loses_nothing(tmp_path: Path) -> None:
@@ -290,7 +294,7 @@ def test_a_guest_that_is_killed_in_the_middle_of_a_frame_leaves_the_way_free_for
             for number in range(1, 4):
                 site.cloud.offer(f"n{number}")
                 host.service.hold(site.cloud.want(chunk_size=LARGE, version=number))
-                with program("guest", site.socket, 200, 2, f"n{number}") as sender:
+                with program("guest_sender", site.socket, 200, 2, f"n{number}") as sender:
                     said = lines(sender, "stored")
                     for _ in range(5):
                         assert await asyncio.to_thread(next, said, None)

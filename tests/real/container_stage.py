@@ -74,6 +74,7 @@ def build_tree(folder: Path) -> Path:
     for path in tree.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755)
+    (tree / "tmp").chmod(0o1777)  # what is mounted there gets its mode from it
     image = folder / "root.squashfs"
     subprocess.run(
         ["mksquashfs", tree, image, "-all-root", "-noappend", "-quiet", "-no-progress", "-comp", "lz4"],
@@ -208,9 +209,9 @@ async def said(driver: Driver, want: Want, text: str, seconds: float = 20.0) -> 
 
 
 def inside(pid: int, *command: str) -> str:
-    """Run a command of the guest's own tree where the guest is, as its root."""
+    """Run a command of the guest's own tree where the guest is; as the host's root, who may more."""
     done = subprocess.run(
-        ["nsenter", "-t", str(pid), "-m", "-U", "-p", "-n", "--", "/bin/busybox", *command],
+        ["nsenter", "-t", str(pid), "-m", "-p", "-n", "--", "/bin/busybox", *command],
         capture_output=True, text=True, check=False, timeout=30, cwd="/",
         env={"PATH": os.environ["PATH"]},
     )  # fmt: skip

@@ -16,9 +16,11 @@ import sqlalchemy as sa
 from tests.store.play import Cloud, caller, facts, insert
 from unstuck.core.agents import Claim, Register, Report
 from unstuck.core.errors import Conflict, Invalid
+from unstuck.core.image import Data
 from unstuck.core.server.data import Gone, Observation, Off, Power, Running, Step, Thing, Trouble
 from unstuck.store import (
     agents,
+    captures,
     identity,
     networks,
     server_actions,
@@ -30,6 +32,7 @@ from unstuck.store.engine import Store, Tx
 from unstuck.store.flavors import FlavorRow, create_flavor
 from unstuck.store.schema.compute import placements
 from unstuck.store.schema.compute import servers as servers_table
+from unstuck.store.schema.images import images
 from unstuck.store.schema.network import ports
 
 
@@ -355,6 +358,72 @@ def test_a_confirm_and_a_revert_at_once_are_one_of_them(cloud: Cloud, projects: 
     assert first == "h"
     assert isinstance(second, Conflict)
     assert cloud.store.read(taken) == 600
+
+
+def image_of(tx: Tx) -> str | None:
+    asked = captures.Capture(image_id="i", name="i", properties={}, most=10)
+    return captures.create_image_of(tx, "a", None, asked, caller())
+
+
+def arrived(cloud: Cloud) -> Callable[[Tx], Any]:
+    """The last step of the image's delivery."""
+    fence = cloud.wants()["a"].fence
+    agent = cloud.agents["h"].incarnation
+    cloud.store.transact(captures.claim_capture, "h", agent, "a", fence, "i", nonce="n", seconds=60.0)
+    data = Data(name="i.n", size=1, virtual_size=1, checksum="c", sha512="s")
+    return lambda tx: captures.finish_capture(tx, "h", "a", fence, "i", nonce="n", data=data)
+
+
+def image_row(tx: Tx) -> tuple[bool, bool]:
+    """Whether it has data, and whether it is deleted."""
+    row = tx.execute(sa.select(images.c.data_name, images.c.deleted_wall)).one()
+    return row.data_name is not None, row.deleted_wall is not None
+
+
+def test_an_image_that_arrives_and_its_servers_delete_at_once_leave_no_half(
+    cloud: Cloud, projects: None
+) -> None:
+    cloud.active()
+    cloud.store.transact(image_of)
+    finish = arrived(cloud)
+    first, second = overlap(cloud.store, finish, lambda tx: servers.delete_server(tx, "a", caller()))
+    assert (first, second) == (True, "h")
+    assert cloud.store.read(image_row) == (True, False)
+    assert cloud.wants()["a"].gone
+
+
+def test_a_delete_of_the_server_that_was_first_keeps_the_image_out(cloud: Cloud, projects: None) -> None:
+    cloud.active()
+    cloud.store.transact(image_of)
+    finish = arrived(cloud)
+    first, second = overlap(cloud.store, lambda tx: servers.delete_server(tx, "a", caller()), finish)
+    assert first == "h"
+    assert isinstance(second, agents.Stale)
+    assert cloud.store.read(image_row) == (False, True)
+
+
+@pytest.mark.parametrize("arrives_first", [True, False])
+def test_an_image_that_arrives_and_its_own_delete_at_once_do_not_deadlock(
+    cloud: Cloud, projects: None, arrives_first: bool
+) -> None:
+    cloud.active()
+    cloud.store.transact(image_of)
+    works = [arrived(cloud), lambda tx: captures.delete_image(tx, "i", project_id="project")]
+    first, second = overlap(cloud.store, *(works if arrives_first else reversed(works)))
+    if arrives_first:
+        assert (first, second) == (True, ("i.n", None))
+    else:
+        assert first == (None, "h")
+        assert isinstance(second, agents.Stale)
+    assert cloud.store.read(image_row) == (False, True)
+    assert cloud.wants()["a"].capture == ""
+
+
+def test_a_stop_and_a_request_for_an_image_at_once_are_one_of_them(cloud: Cloud, projects: None) -> None:
+    cloud.active()
+    first, second = overlap(cloud.store, image_of, lambda tx: servers.stop_server(tx, "a", caller()))
+    assert first == "h"
+    assert isinstance(second, Conflict)
 
 
 def test_a_create_that_waits_for_another_passes_over_its_address(postgres_store: Store) -> None:

@@ -6,15 +6,23 @@ from typing import Any
 
 import msgspec
 
+from unstuck.api.database.backup_views import extension as backup_extension
+from unstuck.api.database.views import extension
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.core.backup.status import status as backup_status
+from unstuck.core.instance.explain import explain as explain_instance
+from unstuck.core.instance.status import status as instance_status
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
 from unstuck.core.server.explain import held_back as unheard
 from unstuck.core.time import Now
+from unstuck.store.backup_rows import BackupRow
+from unstuck.store.backups import get_backup
 from unstuck.store.engine import Tx
 from unstuck.store.generation import held_back
 from unstuck.store.host_lists import HostRow
+from unstuck.store.instance_lists import show_instance
 from unstuck.store.overview import inventory, overview, tombstone
 from unstuck.store.readable import find_unreadable
 from unstuck.store.readdress import readdressed as notes
@@ -25,9 +33,41 @@ BASE = "/unstuck/v1"
 
 async def explain_one(call: Call) -> Reply:
     """``GET /unstuck/v1/explain/{kind}/{id}``."""
-    if call.params["kind"] != "server":
-        raise not_found(f"There is no kind {call.params['kind'][:60]!r}; there is: server.")
-    scope = None if call.is_admin else call.project_id
+    match call.params["kind"]:
+        case "server":
+            return await _server(call)
+        case "instance":
+            return await _instance(call)
+        case "backup":
+            return await _backup(call)
+        case other:
+            raise not_found(f"There is no kind {other[:60]!r}; there are: server, instance, backup.")
+
+
+async def _instance(call: Call) -> Reply:
+    found = await call.store.run_read(show_instance, call.params["id"], _scope(call), deleted=None)
+    item, state = found.item, instance_status(found.item.facts, found.now)
+    said = msgspec.to_builtins(explain_instance(item.facts, found.now))
+    told = {"status": state.status, "operating_status": state.operating_status, **extension(item, found.now)}
+    return Reply({"kind": "instance", "id": item.id, "name": item.name, **said, **told})
+
+
+async def _backup(call: Call) -> Reply:
+    row, now = await call.store.run_read(_backup_row, call.params["id"], _scope(call))
+    told = {"status": backup_status(row.backup), **backup_extension(row, now)}
+    return Reply({"kind": "backup", "id": row.id, "name": row.name, **told})
+
+
+def _backup_row(tx: Tx, backup_id: str, project_id: str | None) -> tuple[BackupRow, Now]:
+    return get_backup(tx, backup_id, project_id), tx.now
+
+
+def _scope(call: Call) -> str | None:
+    return None if call.is_admin else call.project_id
+
+
+async def _server(call: Call) -> Reply:
+    scope = _scope(call)
     shown = await call.store.run_read(show_server, call.params["id"], scope, removed=True)
     said = await call.store.run_read(_beside, shown.item.facts, explain(shown.item.facts, shown.now))
     told = msgspec.to_builtins(said)

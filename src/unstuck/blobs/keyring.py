@@ -110,6 +110,18 @@ def ensure(folder: Path, recovery_file: Path) -> bool:
     return True
 
 
+_SAVED: Final = "recovery-saved"
+
+
+def recovery_saved(folder: Path) -> bool:
+    """Whether somebody has said that the recovery file is kept elsewhere."""
+    return (folder / _SAVED).exists()
+
+
+def say_recovery_saved(folder: Path) -> None:
+    write_once(folder / _SAVED, b"")
+
+
 def load(folder: Path) -> Keyring:
     """Raises :class:`KeysUnusable` unless all is there and fits."""
     try:

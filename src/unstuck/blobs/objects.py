@@ -268,11 +268,12 @@ def _s3(location: Location, bucket: str, answer: float) -> S3Store:
     options: Any = {"timeout": f"{answer:.0f}s", "connect_timeout": "5s"}
     if location.endpoint.startswith("http://"):
         options["allow_http"] = True
+    where: Any = {"endpoint": location.endpoint} if location.endpoint else {}
     return S3Store(
-        bucket, endpoint=location.endpoint or None, region=location.region,
-        access_key_id=location.access_key, secret_access_key=location.secret_key,
-        virtual_hosted_style_request=not location.endpoint, client_options=options,
-        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
+        bucket, region=location.region, access_key_id=location.access_key,
+        secret_access_key=location.secret_key, virtual_hosted_style_request=not location.endpoint,
+        client_options=options, retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=answer)},
+        **where,
     )  # fmt: skip
 
 

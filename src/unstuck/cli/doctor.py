@@ -5,6 +5,7 @@ It changes nothing, but where an operator accepts what it showed after the store
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ def doctor(
     accept: str | None = None,
     project: str | None = None,
     give_up: Annotated[list[str] | None, Parameter(negative="")] = None,
+    recovery_saved: Annotated[bool, Parameter(negative="")] = False,
     state: Path | None = None,
 ) -> int:
     """Check this machine, and compare the store with what is here; changes nothing, but with --accept.
@@ -54,17 +56,21 @@ def doctor(
         With --accept: the project of servers whose own project the store does not know.
     give_up
         With --accept: id of a server that the store had lost, to be deleted with its disk.
+    recovery_saved
+        Say that a copy of the recovery file is kept elsewhere; doctor reminds of it until then.
     state
         The state folder.
     """
     found = state_of(state)
+    if recovery_saved:
+        return _saved(found)
     if accept is not None:
         return _accept(found, accept, project, give_up or [])
     try:
         driver = found.read().driver if found.prepared() else "qemu"
     except StateError as error:
         raise CliError(str(error)) from None
-    checks = [*machine(found, driver), *_processes(found), *_records(found)]
+    checks = [*machine(found, driver), *_processes(found), *_records(found), *_keys(found)]
     differences = _differences(found, driver) if found.prepared() else []
     recovery = _recovery(found) if found.prepared() else None
     bad = bool(differences or recovery) or any(check.level == "fault" for check in checks)
@@ -74,6 +80,37 @@ def doctor(
         _print(checks, differences)
         _print_recovery(recovery)
     return 1 if bad else 0
+
+
+def _keys(state: State) -> list[Check]:
+    """Whether backups can be opened here, and elsewhere when this machine is lost."""
+    from unstuck.blobs import keyring
+
+    folder = Path(os.environ.get("UNSTUCK_KEYS") or state.keys)
+    if not state.prepared() or not state.store.exists():
+        return []
+    out = []
+    try:
+        found = keyring.load(folder)
+        out.append(Check("keys", "ok", f"backups of cloud {found.public.cloud_id} can be opened here"))
+    except keyring.KeysUnusable as error:
+        detail = f"no backup can be made or restored: {error}"
+        out.append(Check("keys", "fault", detail, "Servers and databases go on meanwhile."))
+    if state.recovery.exists() and not keyring.recovery_saved(folder):
+        remedy = "Keep a copy elsewhere, then say: unstuck doctor --recovery-saved"
+        out.append(Check("recovery key", "note", f"{state.recovery} may be the only copy", remedy))
+    return out
+
+
+def _saved(state: State) -> int:
+    from unstuck.blobs import keyring
+
+    folder = Path(os.environ.get("UNSTUCK_KEYS") or state.keys)
+    if not (folder / "cloud.json").exists():
+        raise CliError(f"There are no keys in {folder} yet; `unstuck up` makes them.")
+    keyring.say_recovery_saved(folder)
+    print("Noted: the recovery key is kept elsewhere, too.")
+    return 0
 
 
 def _recovery(state: State) -> dict[str, Any] | None:

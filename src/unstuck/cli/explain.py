@@ -18,7 +18,7 @@ _ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def explain(
-    kind: Literal["server"],
+    kind: Literal["server", "instance", "backup"],
     name: str,
     /,
     *,
@@ -30,7 +30,7 @@ def explain(
     Parameters
     ----------
     kind
-        What it is: server.
+        What it is: server, instance (of a database) or backup.
     name
         Its id or name.
     output
@@ -54,8 +54,21 @@ def _asked(cloud: Cloud, kind: str, name: str) -> dict[str, Any]:
         if answer.is_success:
             by_id: dict[str, Any] = answer.json()
             return by_id
-    found: dict[str, Any] = cloud.get(f"/unstuck/v1/explain/{kind}/{find_server(cloud, name)}")
+    key = find_server(cloud, name) if kind == "server" else find_database(cloud, kind, name)
+    found: dict[str, Any] = cloud.get(f"/unstuck/v1/explain/{kind}/{key}")
     return found
+
+
+def find_database(cloud: Cloud, kind: str, name: str) -> str:
+    """The id of a database instance or a backup by its name, of any project. Raises :class:`CliError`."""
+    where = {"instance": "/mgmt/instances?deleted=false", "backup": "/backups?all_projects=true"}[kind]
+    found = cloud.get(f"/database/v1.0/{cloud.project_id}{where}")[f"{kind}s"]
+    exact = [item["id"] for item in found if item["name"] == name]
+    if len(exact) > 1:
+        raise CliError(f"Several {kind}s are called {name}; say which by its id: {', '.join(exact)}.")
+    if not exact:
+        raise CliError(f"There is no {kind} {name}; `unstuck db list` shows what is there.")
+    return str(exact[0])
 
 
 def find_server(cloud: Cloud, name: str) -> str:

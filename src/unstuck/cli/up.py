@@ -43,6 +43,11 @@ def up(
     port: int | None = None,
     driver: Literal["qemu", "instant"] | None = None,
     network: str | None = None,
+    backups: str | None = None,
+    backups_name: str = "remote",
+    backups_endpoint: str | None = None,
+    backups_region: str | None = None,
+    backups_credentials: Path | None = None,
     clouds_yaml: bool = True,
 ) -> None:
     """Start the cloud on this machine and say how to use it.
@@ -60,6 +65,18 @@ def up(
     network
         Addresses of the first network, chosen when the cloud is made (default: the first free one of
         10.77.0.0/24, 10.77.1.0/24, ...).
+    backups
+        Where new backups go from now on: s3://bucket/prefix, or file:///folder (default: in the state
+        folder).
+    backups_name
+        What that store of objects is called; backups remember the name.
+    backups_endpoint
+        URL of an S3 service that is not Amazon's.
+    backups_region
+        Its region (default: us-east-1).
+    backups_credentials
+        File with AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=…, for its owner only; without it they come
+        from the environment. They are kept in the state folder.
     clouds_yaml
         Merge the entries `unstuck` and `unstuck-admin` into ~/.config/openstack/clouds.yaml.
     """
@@ -70,6 +87,11 @@ def up(
     found = State(state or default_state())
     if _runs(found):
         _refuse_other_settings(found, {"port": port, "driver": driver, "network": network})
+    if backups is not None:
+        prepare_folder(found)
+        _send_backups(found, backups_name, backups, backups_endpoint, backups_region, backups_credentials)
+    elif backups_endpoint or backups_region or backups_credentials:
+        raise CliError("--backups-endpoint and the others say more about --backups, which is not given.")
     running = holder(found.supervisor_lock)
     if running is not None:
         Waiter(found, running).wait()
@@ -89,6 +111,31 @@ def up(
             raise
         what = f"{error.filename or prepared.root}: {error.strerror or error}"
         raise CliError(f"The state folder {prepared.root} cannot be used: {what}.") from error
+
+
+def _send_backups(
+    state: State, name: str, url: str, endpoint: str | None, region: str | None, credentials: Path | None
+) -> None:
+    """Write down where backups go. What runs reads it anew by itself."""
+    from unstuck.blobs.stores import StoresUnusable, add
+    from unstuck.cli.storeat import location
+
+    try:
+        if add(state.backup_stores, name, location(url, endpoint, region, credentials)):
+            print(f"New backups go to {url} from now on; older ones stay where they are.")
+    except StoresUnusable as error:
+        raise CliError(f"--backups {url}: {error}.") from None
+
+
+def _say_recovery(state: State) -> None:
+    """Until somebody has said that the recovery file is kept elsewhere, too."""
+    from unstuck.blobs.keyring import recovery_saved
+
+    if state.recovery.exists() and not recovery_saved(state.keys):
+        print(
+            f"The recovery key is in {state.recovery}. It opens the backups when this machine is lost: keep "
+            "a copy elsewhere, then say `unstuck doctor --recovery-saved`."
+        )
 
 
 def _runs(state: State) -> bool:
@@ -256,6 +303,7 @@ def _is_ready(lock: Path, ready: Path) -> bool:
 def _welcome(state: State, clouds_yaml: bool) -> None:
     url = state.url()
     print(f"Unstuck is up at {url}")
+    _say_recovery(state)
     if clouds_yaml:
         target = clouds.path()
         entries: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ import structlog
 
 from unstuck.core.port import Port
 from unstuck.core.server.control import (
+    EndCapture,
     FailIt,
     FinishDelete,
     LookAgain,
@@ -19,7 +20,7 @@ from unstuck.core.server.control import (
 from unstuck.core.time import backoff
 from unstuck.runtime.marks import Forgetful, Marks
 from unstuck.runtime.metrics import Steps, Unwatched
-from unstuck.store import asks, generation, servers
+from unstuck.store import asks, captures, generation, servers
 from unstuck.store.engine import StoreUnavailable, Tx
 from unstuck.store.servers import LEASE
 
@@ -160,6 +161,10 @@ class Controller:
                 await self._tx(servers.fail_server, server_id, code, reason, remedy)
             case FinishDelete():
                 await self._tx(servers.finish_delete, server_id)
+            case EndCapture():
+                host_id = await self._tx(captures.end_capture, server_id)
+                if host_id is not None:
+                    self._notify(f"host:{host_id}")
             case Settled() | LookAgain():
                 await self._tx(servers.review_server, server_id)
             case _ as never:

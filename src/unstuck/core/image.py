@@ -50,6 +50,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     deactivated: bool = False
     """Nobody may read its data or boot from it until it is reactivated."""
     deleted_wall: float | None = None
+    source_server: str | None = None
+    """The server of whose disk it is made, or was."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ async def open_way(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     """
     if not stat.S_ISCHR(path.stat().st_mode):  # noqa: ASYNC240 (devices and sockets only)
         # By way of its folder: the path of a socket has 107 bytes at most.
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Only to pass through: who the agent runs as may not list it.
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
         finally:

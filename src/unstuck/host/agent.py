@@ -488,6 +488,10 @@ class Agent:
                 return driver.drop_disks
             case Do.GROW_DISK:
                 return driver.grow_disk
+            case Do.CAPTURE:
+                return driver.capture
+            case Do.DROP_COPIES:
+                return driver.drop_copies
             case Do.MAKE_NICS:
                 return driver.make_nics
             case Do.START:

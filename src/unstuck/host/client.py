@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
@@ -22,8 +23,9 @@ from unstuck.core.agents import (
     Told,
     World,
 )
-from unstuck.core.server.data import BootImage
+from unstuck.core.server.data import BootImage, Want
 from unstuck.host.control import Behind, Incompatible, Refused, Superseded, Unreachable
+from unstuck.host.drivers.captures import DeliveryError
 from unstuck.host.images import FetchError
 
 T = TypeVar("T")
@@ -34,6 +36,9 @@ DEADLINE: Final = 15.0
 SLACK: Final = 10.0
 _TIMEOUT: Final = httpx2.Timeout(10.0, connect=3.0)
 _PER_READ: Final = 30.0
+_SETTLING: Final = 300.0
+"""Seconds that the control plane may take to make an image durable and look into it."""
+_BLOCK: Final = 1 << 20
 _AGAIN: Final = frozenset({408, 425, 429})
 
 
@@ -83,6 +88,7 @@ class HttpControl:
         on_registered: Callable[[Registered], None] = lambda _: None,
     ) -> None:
         self._wait = wait
+        self._incarnation = 0
         self._deadline = deadline
         self._on_registered = on_registered
         self._bases = [f"{one.strip().rstrip('/')}/agents/v1/hosts/{host_id}/" for one in url.split(",")]
@@ -103,6 +109,7 @@ class HttpControl:
     async def register(self, ask: Register) -> Registered:
         answer = await self._ask("POST", "register", Registered, ask)
         if answer.granted:
+            self._incarnation = answer.incarnation
             self._on_registered(answer)
         return answer
 
@@ -189,6 +196,43 @@ class HttpControl:
         except httpx2.TransportError as error:
             self._turn_from(base)
             raise FetchError(f"the control plane does not deliver: {error or type(error).__name__}") from None
+
+    # --- ImageSink
+
+    async def deliver(self, want: Want, path: Path, sha512: str) -> None:
+        """An image of a disk; the other end checks its digest."""
+        base, fence = self._bases[0], want.fence
+        size = (await asyncio.to_thread(path.stat)).st_size
+        url = (
+            f"{base}servers/{want.server_id}/images/{want.capture}?incarnation={self._incarnation}"
+            f"&generation={fence.generation}&epoch={fence.epoch}"
+        )
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(size),
+            "unstuck-sha512": sha512,
+        }
+        timeout = httpx2.Timeout(_PER_READ, connect=3.0, read=_SETTLING)
+        try:
+            answer = await self._client.put(url, content=_blocks(path), headers=headers, timeout=timeout)
+        except httpx2.TransportError as error:
+            self._turn_from(base)
+            raise DeliveryError(
+                f"the control plane does not take it: {error or type(error).__name__}"
+            ) from None
+        if answer.is_success:
+            return
+        if answer.status_code >= 500:
+            self._turn_from(base)
+        raise DeliveryError(
+            _problem(answer).message or f"HTTP {answer.status_code}", final=answer.status_code == 410
+        )
+
+
+async def _blocks(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while block := await asyncio.to_thread(file.read, _BLOCK):
+            yield block
 
 
 def _problem(answer: httpx2.Response) -> Problem:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,10 @@ _EMPTIED: Final = (
     "var/cache", "var/log", "var/lib/apt", "var/lib/dpkg/info", "run", "tmp", "etc/ssl/private", "boot",
     "home", "root", "media", "mnt", "srv",
 )  # fmt: skip
-SETTINGS: Final = repr((INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
+_FORMAT: Final = 2
+"""Counts the ways in which a base was tidied: another one is made anew."""
+SETTINGS: Final = repr((_FORMAT, INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
+_KEPT: Final = 30 * 86400
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _HOOK = """set -e
 {users}
@@ -71,7 +75,16 @@ def ensure(folder: Path, datastore: str) -> Base:
     target = folder / f"base-{datastore}-{key}"
     if not (target / "base.json").exists():
         _make(target, release, INCLUDE[datastore])
-    return _read(target, release)
+    return _read(used(target), release)
+
+
+def used(kept: Path) -> Path:
+    """It is: what nobody has used for weeks goes. (Other versions of Unstuck may work in the same folder.)"""
+    os.utime(kept)
+    for other in kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*"):
+        if time.time() - other.stat().st_mtime > _KEPT:
+            shutil.rmtree(other, ignore_errors=True)
+    return kept
 
 
 def _read(target: Path, release: str) -> Base:
@@ -116,9 +129,6 @@ def _make(target: Path, release: str, packages: tuple[str, ...]) -> None:
         (made / "base.json").write_text(json.dumps(told, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
-    for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _users() -> str:
@@ -171,7 +181,7 @@ def _tidy(tree: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
             path.mkdir()
-            path.chmod(0o755)
+            path.chmod(0o1777 if name == "tmp" else 0o755)
     for name in ("etc/machine-id", "etc/hostname", "etc/resolv.conf", "etc/hosts"):
         (tree / name).unlink(missing_ok=True)
         (tree / name).touch()
@@ -194,7 +204,7 @@ def python_packages(folder: Path, wheels: dict[str, str], python: str) -> Path:
     key = hashlib.sha256(f"{python} {sorted(wheels.items())}".encode()).hexdigest()[:16]
     target = folder / f"python-{key}"
     if target.exists():
-        return target
+        return used(target)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=folder) as work:
         made = Path(work) / "site"
         words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -209,7 +219,4 @@ def python_packages(folder: Path, wheels: dict[str, str], python: str) -> Path:
         ]:
             shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
         made.rename(target)
-    for old in folder.glob("python-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
-    return target
+    return used(target)

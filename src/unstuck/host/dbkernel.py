@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from unstuck.host import cpio, vmlinux
+from unstuck.host.dbbase import used
 from unstuck.host.debian import BuildError, Package, candidate, depends, unpacked
 from unstuck.host.modules import Modules
 
@@ -65,15 +66,14 @@ def _parts(folder: Path, wanted: dict[str, str]) -> Path:
     version = next(version for name, version in wanted.items() if name != _BUSYBOX)
     target = folder / f"kernel-{version.replace('/', '_')}"
     if _kept(target) == (wanted, list(MODULES)):
-        return target
+        return used(target)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=folder) as name:
         work, made = Path(name), Path(name) / "made"
         made.mkdir()
         _fill(work, made, wanted)
-        for old in folder.glob("kernel-*"):
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
-    return target
+    return used(target)
 
 
 def _kept(target: Path) -> tuple[dict[str, str], list[str]] | None:

@@ -79,6 +79,14 @@ class Driver(Protocol):
         No guest runs on it. Harmless when repeated."""
         ...
 
+    async def capture(self, want: Want) -> None:
+        """Begin to make the wanted image of the root disk, and to deliver it, unless that is under way."""
+        ...
+
+    async def drop_copies(self, want: Want) -> None:
+        """End what is under way, and remove every image of the disk that is here."""
+        ...
+
     async def make_nics(self, want: Want) -> None:
         """Make bridge, tap and filter rules of every port, where they are not there yet."""
         ...

@@ -31,14 +31,14 @@ T = TypeVar("T")
 OBJECT: Final = 75.0
 """Seconds for one object: a little longer than the control plane waits for its blob store."""
 _DECLINED: Final = frozenset({400, 403, 404, 405, 409, 411, 413, 414, 422})
-_PROBLEMS: Final = frozenset(problem.value for problem in Problem)
+_PROBLEMS: Final = {f"store-{problem.value}": problem for problem in Problem}
 
 
 class HttpDatabase:
     """Implements :class:`unstuck.host.control.DatabaseControl`.
 
-    The control plane's errors about a blob store have the problem's name as their type; of an object that is
-    certainly not there ``no-object``, of one that is there with other bytes ``conflict``.
+    The control plane's errors about a blob store have ``store-`` and the problem's name as their type; of an
+    object that is certainly not there ``no-object``, of one that is there with other bytes ``conflict``.
     """
 
     def __init__(self, control: HttpControl) -> None:
@@ -98,7 +98,7 @@ def _meaning(failed: Failed) -> Exception:
     """As for any call of the agent; but a guest's words are no reason for the host's agent to end."""
     kind = failed.problem.type
     if kind in _PROBLEMS:
-        return BlobError(Problem(kind), str(failed))
+        return BlobError(_PROBLEMS[kind], str(failed))
     if kind == "no-object":
         return _NoObject(str(failed))
     if kind == "conflict":

@@ -152,7 +152,7 @@ def make_driver(
 
         vms = QemuDriver(
             folder, host_id, accelerator, control, networks=networks, cache=cache, on_event=port.wake,
-            barrier=barriers.reach,
+            barrier=barriers.reach, sink=control,
         )  # fmt: skip
     if not containers:
         return vms

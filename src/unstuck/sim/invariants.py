@@ -15,6 +15,7 @@ from unstuck.store.rows import load_server
 from unstuck.store.schema.compute import hosts as host_table
 from unstuck.store.schema.compute import operations, placements, servers
 from unstuck.store.schema.database import instances
+from unstuck.store.schema.images import images
 from unstuck.store.schema.network import ports
 
 
@@ -200,6 +201,7 @@ _ROWS = Prepared(
         servers.c.replaced,
         servers.c.before,
         servers.c.shelved,
+        servers.c.capture,
         servers.c.settled,
         servers.c.lease_incarnation,
         placements.c.state,
@@ -235,6 +237,15 @@ def fingerprint(tx: Tx, hosts: list[SimHost]) -> int:
 def unsettled(tx: Tx) -> int:
     """How many rows are not at rest: servers, open operations, tombstones."""
     return int(_UNSETTLED.scalar(tx))
+
+
+def unfinished_images(tx: Tx) -> list[str]:
+    """An image that is made of a disk has its data in the end, or is removed; nobody works on it for ever."""
+    rows = tx.execute(sa.select(images).where(images.c.deleted_wall.is_(None), images.c.data_name.is_(None)))
+    wanted = tx.execute(sa.select(servers.c.id).where(servers.c.capture.is_not(None))).scalars()
+    return [f"image {row.id} came to no end" for row in rows] + [
+        f"an image of {server_id} is wanted still" for server_id in wanted
+    ]
 
 
 def differences(tx: Tx, hosts: list[SimHost], expected: dict[str, str]) -> list[str]:
@@ -303,6 +314,7 @@ def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str
     wrong = []
     for host in hosts:
         for name, folder in host.folders.items():
+            wrong += [f"the image {image} of {name} is left over" for image in folder.copies]
             wrong += [f"the replaced disk {nonce} of {name} is left over" for nonce in folder.old]
         mine = {server_id for server_id, host_id in living.items() if host_id == host.id}
         for kind, names in (

@@ -21,7 +21,7 @@ from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.database_user import DatabaseUser
 from unstuck.sim.databases import Databases, populate, small_pieces
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Spinning, Task, run_now
-from unstuck.sim.invariants import Truth, differences, fingerprint, unsettled
+from unstuck.sim.invariants import Truth, differences, fingerprint, unfinished_images, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
 from unstuck.sim.setback import Jump, Setback, aftermath
 from unstuck.sim.user import PATIENCE, SimUser
@@ -142,6 +142,8 @@ class Run:
         self.hosts = [SimHost(self.engine, host_id) for host_id in self.cloud.host_ids]
         self.truth = Truth(self.store, self.hosts)
         self.expected: dict[str, str] = {}
+        self.images: dict[str, bool] = {}
+        """Images that users asked for, and whether they still want them."""
         self.control: Process | None = None
         self.control_since = 0.0
         self.agents: dict[str, Process] = {}
@@ -203,9 +205,9 @@ class Run:
         if old is not None:
             old.kill()  # the host's lock: whoever takes over ends the holder first
         process = self.agents[host.id] = self.engine.process(f"agent-{host.id}")
-        driver = SimDriver(host, self.truth)
-        self.drivers[process] = driver
         client = SimControl(self.store, host.id, self.control_up, self._reported, small_pieces)
+        driver = SimDriver(host, self.truth, client, process)
+        self.drivers[process] = driver
         agent = Agent(process.port, client, driver, host.facts(), self.engine.nonce(), host.marks, self._wall)
         if self.databases is not None:
             self.databases.serve(process, agent, host)
@@ -369,6 +371,7 @@ class Run:
                     f"{self.scripts} scripts"
                 )
             self.truth.violations.extend(self.store.read(differences, self.hosts, self.expected))
+            self.truth.violations.extend(self.store.read(unfinished_images))
             if self.databases is not None:
                 self.truth.violations.extend(self.databases.differences())
         except Broken:

@@ -38,6 +38,12 @@ class User(Protocol):
 
     async def revert(self, name: str) -> None: ...
 
+    async def create_image(self, name: str, image: str) -> None: ...
+
+    async def image_ends(self, image: str) -> bool: ...
+
+    async def delete_image(self, image: str) -> None: ...
+
     async def shelve(self, name: str) -> None: ...
 
     async def offload(self, name: str) -> None: ...
@@ -340,6 +346,64 @@ async def resize_with_room_for_one(user: User) -> None:
     await user.confirm("b")
 
 
+async def image_of_a_running_server(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create_image("a", "i")
+    if not await user.image_ends("i"):
+        raise AssertionError("no image was made")
+
+
+async def image_of_a_stopped_server(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.stop("a")
+    await user.until("a", "SHUTOFF")
+    await user.create_image("a", "i")
+    if not await user.image_ends("i"):
+        raise AssertionError("no image was made")
+    await user.start("a")
+    await user.until("a", "ACTIVE")
+
+
+async def delete_while_an_image_is_made(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create_image("a", "i")
+    await user.wait(2.0)
+    await user.delete("a")
+    await user.image_ends("i")
+
+
+async def delete_an_image_that_is_made(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create_image("a", "i")
+    await user.wait(2.0)
+    await user.delete_image("i")
+    if await user.image_ends("i"):
+        raise AssertionError("it was deleted")
+    await user.stop("a")
+
+
+async def power_off_while_an_image_is_made(user: User) -> None:
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create_image("a", "i")
+    await user.power_off_inside("a")
+    await user.image_ends("i")
+
+
+async def image_on_a_dead_host(user: User) -> None:
+    """Its deadline ends it; the server is as it was when the host is back."""
+    await user.create("a")
+    await user.until("a", "ACTIVE")
+    await user.create_image("a", "i")
+    await user.host_dies(900.0)
+    await user.image_ends("i")
+    await user.wait(300.0)
+
+
 async def shelve_and_unshelve(user: User) -> None:
     await user.create("a")
     await user.until("a", "ACTIVE")
@@ -523,6 +587,7 @@ SLOW = TWO_HOSTS | frozenset(
         "disk_full_for_a_while",
         "reset_after_failed_starts",
         "revert_of_a_resize_that_failed",
+        "image_on_a_dead_host",
         "image_of_no_use",
     }
 )
@@ -568,6 +633,12 @@ SCENARIOS: dict[str, Script] = {
         delete_while_reverting,
         revert_of_a_resize_that_failed,
         resize_with_room_for_one,
+        image_of_a_running_server,
+        image_of_a_stopped_server,
+        delete_while_an_image_is_made,
+        delete_an_image_that_is_made,
+        power_off_while_an_image_is_made,
+        image_on_a_dead_host,
         shelve_and_unshelve,
         shelve_what_is_suspended,
         delete_while_shelving,

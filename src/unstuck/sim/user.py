@@ -14,6 +14,7 @@ from unstuck.core.server.data import Flavor, Power, Spec
 from unstuck.core.server.status import status
 from unstuck.sim.invariants import differences
 from unstuck.store import (
+    captures,
     host_loss,
     networks,
     server_actions,
@@ -26,6 +27,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.flavors import FlavorRow, create_flavor
 from unstuck.store.rows import load_server
 from unstuck.store.schema.compute import servers as server_table
+from unstuck.store.schema.images import images
 
 if TYPE_CHECKING:
     from unstuck.sim.runner import Run
@@ -223,6 +225,25 @@ class SimUser:
         await self._request("revert", server_resize.revert_resize, name, self._caller())
         self._run.expected[name] = self._before[name]
 
+    async def create_image(self, name: str, image: str) -> None:
+        self._run.images[image] = True
+        asked = captures.Capture(image_id=image, name=image, properties={}, most=100)
+        await self._request("create_image", captures.create_image_of, name, None, asked, self._caller())
+
+    async def image_ends(self, image: str) -> bool:
+        """Wait until it is active, or gone; which."""
+        for _ in range(900):
+            state = self._run.store.read(_image_state, image)
+            if state != "waiting":
+                return state == "active"
+            await self.wait(1.0)
+        self.fail(f"image {image} came to no end")
+        return False
+
+    async def delete_image(self, image: str) -> None:
+        self._run.images[image] = False
+        await self._request("delete_image", _delete_image, image)
+
     async def shelve(self, name: str) -> None:
         self._wish(name, "stop")
         await self._request("shelve", server_shelve.shelve_server, name, self._caller())
@@ -347,6 +368,19 @@ def _strike_once(tx: Tx, host_id: str) -> None:
 def _host_of(tx: Tx, server_id: str) -> str | None:
     loaded = load_server(tx, server_id)
     return None if loaded is None or loaded.server.place is None else loaded.server.place.host_id
+
+
+def _image_state(tx: Tx, image_id: str) -> str:
+    row = tx.execute(
+        sa.select(images.c.data_name, images.c.deleted_wall).where(images.c.id == image_id)
+    ).one()
+    if row.deleted_wall is not None:
+        return "gone"
+    return "active" if row.data_name is not None else "waiting"
+
+
+def _delete_image(tx: Tx, image_id: str) -> str | None:
+    return captures.delete_image(tx, image_id, project_id="p")[1]
 
 
 def _wanted(tx: Tx, server_id: str) -> Power:

@@ -22,7 +22,12 @@ from unstuck.core.agents import (
     Told,
     World,
 )
+from unstuck.core.image import Data
 from unstuck.core.server.data import (
+    Copy,
+    CopyFailed,
+    Copying,
+    Delivered,
     Fetching,
     Flavor,
     Gone,
@@ -42,18 +47,19 @@ from unstuck.core.server.data import (
 from unstuck.host.control import Behind, Refused, Superseded, Unreachable
 from unstuck.host.driver import DriverError
 from unstuck.runtime.marks import Forgetful
-from unstuck.store import agents, generation
+from unstuck.store import agents, captures, generation
 from unstuck.store.clock import read_now
 from unstuck.store.engine import Store, Tx
 from unstuck.store.holdings import tell
 
 if TYPE_CHECKING:
-    from unstuck.sim.engine import Engine
+    from unstuck.sim.engine import Engine, Process
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 FETCH_SECONDS = 1.5
+COPY_SECONDS = 1.5
 FORK_SECONDS = 2.5
 """How long a cut start hangs between fork and exec: longer than an agent takes to come back."""
 STRANGER = "a-guest-that-nobody-told-us-of"
@@ -88,6 +94,8 @@ class SimFolder(msgspec.Struct):
     """GiB of the disk."""
     old: tuple[str, ...] = ()
     """Disks that were replaced and are still there."""
+    copies: tuple[str, ...] = ()
+    """Images of the disk, by their ids."""
     counted: tuple[int, int] = (0, 0)
     """The edge and the operator's mark that ``starts`` counts for."""
 
@@ -157,9 +165,13 @@ class Watch:
 class SimDriver:
     """The driver of one agent process; fetches are in its memory and die with it."""
 
-    def __init__(self, host: SimHost, watch: Watch) -> None:
+    def __init__(self, host: SimHost, watch: Watch, sink: SimControl, process: Process) -> None:
         self._host = host
         self._watch = watch
+        self._sink = sink
+        self._process = process
+        self._jobs: dict[str, tuple[str, Copy]] = {}
+        """The image that is being made of a server's disk, and how far it is."""
         self._fetched_at: float | None = None
         self.cutting = False
         """The next effect is cut in the middle."""
@@ -169,6 +181,7 @@ class SimDriver:
         disk = Thing.PRESENT if folder is not None and folder.disk else Thing.ABSENT
         if folder is not None and folder.disk and folder.nonce != want.nonce:
             disk = Thing.ABSENT if folder.nonce in want.replaced else Thing.UNKNOWN
+        job = self._jobs.get(want.server_id)
         old = folder is not None and (bool(folder.old) or (folder.disk and folder.nonce in want.replaced))
         return View(
             guest=self._guest(want, folder),
@@ -178,6 +191,8 @@ class SimDriver:
             folder=Thing.PRESENT if folder is not None else Thing.ABSENT,
             replaced=Thing.PRESENT if old else Thing.ABSENT,
             memory=Thing.PRESENT if _saved(folder, want) else Thing.ABSENT,
+            copy=job[1] if job is not None and job[0] == want.capture else None,
+            copies=Thing.PRESENT if folder is not None and folder.copies else Thing.ABSENT,
             short=disk is Thing.PRESENT and folder is not None and folder.size < want.spec.flavor.disk_gb,
         )
 
@@ -245,6 +260,53 @@ class SimDriver:
             raise DriverError("no such disk")
         self._watch.growing(self._host, want)
         folder.size = max(folder.size, want.spec.flavor.disk_gb)
+
+    async def capture(self, want: Want) -> None:
+        """The copy takes a while, and so does its delivery; each ends by itself while the process lives."""
+        folder, job = self._host.folders.get(want.server_id), self._jobs.get(want.server_id)
+        if folder is None or not folder.disk or folder.nonce != want.nonce:
+            raise DriverError("no such disk")
+        if job is not None and job[0] == want.capture and isinstance(job[1], Copying):
+            return
+        tries = job[1].tries if job is not None and isinstance(job[1], CopyFailed) else 0
+        self._jobs[want.server_id] = (want.capture, Copying(0, 1))
+        nonce = self._host.engine.nonce()
+        self._later(want, tries, lambda: self._copied(want, tries, nonce))
+
+    def _later(self, want: Want, tries: int, work: Callable[[], None]) -> None:
+        def try_it() -> None:
+            job = self._jobs.get(want.server_id)
+            if self._process.dead or job is None or job[0] != want.capture:
+                return
+            if self._process.frozen_until > self._host.engine.now:
+                self._host.engine.at(COPY_SECONDS, try_it)
+                return
+            try:
+                work()
+            except (Unreachable, Superseded, Behind, DriverError, Refused) as error:
+                final = isinstance(error, Refused)
+                self._jobs[want.server_id] = (want.capture, CopyFailed(str(error), final, tries + 1))
+            self._host.wake(want.server_id)
+
+        self._host.engine.at(COPY_SECONDS, try_it)
+
+    def _copied(self, want: Want, tries: int, nonce: str) -> None:
+        folder = self._host.folders.get(want.server_id)
+        if folder is None or not folder.disk or folder.nonce != want.nonce:
+            raise DriverError("the disk is not there")
+        folder.copies = (*folder.copies, want.capture)
+        self._sink.claim_capture(want, nonce)
+        self._later(want, tries, lambda: self._delivered(want, nonce))
+
+    def _delivered(self, want: Want, nonce: str) -> None:
+        self._sink.finish_capture(want, nonce)
+        self._jobs[want.server_id] = (want.capture, Delivered())
+
+    async def drop_copies(self, want: Want) -> None:
+        self._jobs.pop(want.server_id, None)
+        folder = self._host.folders.get(want.server_id)
+        if folder is not None:
+            folder.copies = ()
 
     async def make_nics(self, want: Want) -> None:
         self._watch.nics_made(self._host, want)
@@ -424,6 +486,7 @@ class SimControl:
         self._host_id = host_id
         self._up = up
         self._wake = wake
+        self._incarnation = 0
 
     def _call(self, tx: Callable[Concatenate[Tx, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         if not self._up():
@@ -441,7 +504,24 @@ class SimControl:
             raise Behind(str(error)) from error
 
     async def register(self, ask: Register) -> Registered:
-        return self._call(agents.register, ask)
+        answer = self._call(agents.register, ask)
+        if answer.granted:
+            self._incarnation = answer.incarnation
+        return answer
+
+    def claim_capture(self, want: Want, nonce: str) -> None:
+        self._call(
+            captures.claim_capture, self._incarnation, want.server_id, want.fence, want.capture,
+            nonce=nonce, seconds=60.0,
+        )  # fmt: skip
+
+    def finish_capture(self, want: Want, nonce: str) -> None:
+        data = Data(name=f"{want.capture}.{nonce}", size=1, virtual_size=1, checksum="c", sha512="s")
+        if not self._call(
+            captures.finish_capture, want.server_id, want.fence, want.capture, nonce=nonce, data=data
+        ):
+            raise Refused("the delivery has lost the image")
+        self._wake()
 
     async def heartbeat(self, beat: Heartbeat) -> Terms:
         return self._call(agents.heartbeat, beat)

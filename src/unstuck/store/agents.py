@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
 from unstuck.core.generation import Mark, Relation, relation
-from unstuck.core.server.control import STALL, Outcome
+from unstuck.core.server.control import IMAGE_FAILED, STALL, Outcome
 from unstuck.core.server.data import (
     Fence,
     Flavor,
@@ -260,6 +260,7 @@ _WANTS = Prepared(
         servers.c.disputed,
         servers.c.disk_id,
         servers.c.replaced,
+        servers.c.capture,
         servers.c.world_version,
         placements.c.generation,
         placements.c.epoch,
@@ -397,6 +398,7 @@ def _want(tx: Tx, row: Any) -> Want | None:
         spec=spec,
         mark=row.mark,
         replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
+        capture=row.capture or "",
         database=database_want(tx, row.id, spec) if spec.data and not gone else None,
     )
 
@@ -412,6 +414,7 @@ def claim(tx: Tx, host_id: str, ask: Claim) -> None:
 
 
 def placement_state(tx: Tx, host_id: str, server_id: str, fence: Fence) -> str:
+    """``live`` or ``tombstone``; raises :class:`Stale` for a grant that the host does not have."""
     """``live`` or ``tombstone``. Raises :class:`Stale` where the server is not the host's at this grant."""
     state = _STATE.scalar(
         tx, server=server_id, host=host_id, in_generation=fence.generation, at_epoch=fence.epoch
@@ -427,8 +430,8 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
     Raises :class:`Superseded` and :class:`Stale`.
     """
     seen = ask.observation
-    if isinstance(seen.guest, Off) or seen.step is Step.REMOVED:
-        lock_host(tx, host_id)  # these two decide on more than the server's own row
+    if isinstance(seen.guest, Off) or seen.step is Step.REMOVED or _ends_something(seen):
+        lock_host(tx, host_id)  # these decide on more than the server's own row
     check_incarnation(tx, host_id, ask.incarnation, hold=True)
     if placement_state(tx, host_id, ask.server_id, ask.fence) == "tombstone":
         if seen.step is Step.REMOVED:
@@ -444,6 +447,11 @@ def report(tx: Tx, host_id: str, ask: Report) -> None:
         finish_delete_locked(tx, loaded.server, tombstone=False)
         return
     judge(tx, ask.server_id, locked=True)
+
+
+def _ends_something(seen: Observation) -> bool:
+    """An operation fails by it, and with it the image that was to be made."""
+    return seen.trouble is not None and (seen.trouble.final or seen.trouble.code == IMAGE_FAILED)
 
 
 def _write_observation(tx: Tx, server: Server, ask: Report) -> bool:

@@ -46,7 +46,7 @@ def _image(row: Any) -> Image:
         tags=readable.read(_tags, row.tags, ()),
         properties=readable.read(_properties, row.properties, _UNREADABLE),
         data=data, upload_nonce=row.upload_nonce, upload_until=row.upload_until,
-        deactivated=row.deactivated, deleted_wall=row.deleted_wall,
+        deactivated=row.deactivated, deleted_wall=row.deleted_wall, source_server=row.source_server,
     )  # fmt: skip
 
 
@@ -74,7 +74,10 @@ def create_image(tx: Tx, image: Image, *, most: int) -> Image:
     if tx.execute(live).scalar_one() >= most:
         raise TooLarge(f"The project has {most} images already; delete some first.")
     made = msgspec.structs.replace(image, created=tx.now.wall, updated=tx.now.wall)
-    values = {"id": made.id, "created": made.created, "updated": made.updated, **_described(made)}
+    values = {
+        "id": made.id, "created": made.created, "updated": made.updated,
+        "source_server": made.source_server, **_described(made),
+    }  # fmt: skip
     tx.execute(sa.insert(images).values(values))
     return made
 
@@ -198,14 +201,21 @@ def claim_upload(
     image = own_image(tx, image_id, project_id=project_id, admin=admin)
     if image.data is not None:
         raise Conflict(f"Image {image_id} has data already, and data is never replaced.")
+    if image.source_server is not None:
+        raise Conflict(f"Image {image_id} is being made of server {image.source_server}: no data is taken.")
     if uploading(image, tx.now.lease):
         raise Conflict(f"Another upload to image {image_id} is running.")
+    hold_upload(tx, image_id, nonce=nonce, seconds=seconds)
+    return image
+
+
+def hold_upload(tx: Tx, image_id: str, *, nonce: str, seconds: float) -> None:
+    """Give the image to this upload; an earlier one has lost it then."""
     tx.execute(
         sa.update(images)
         .where(images.c.id == image_id)
         .values(upload_nonce=nonce, upload_since=tx.now.lease, upload_until=tx.now.lease + seconds)
     )
-    return image
 
 
 def renew_upload(tx: Tx, image_id: str, *, nonce: str, seconds: float) -> bool:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from unstuck.core.generation import Dispute
 from unstuck.core.server.control import (
+    EndCapture,
     FailIt,
     FinishDelete,
     LookAgain,
@@ -41,6 +42,7 @@ from unstuck.store import readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.compute import hosts, operations, placements, servers
+from unstuck.store.schema.images import images
 
 _observation = msgspec.json.Decoder(Observation)
 
@@ -71,6 +73,7 @@ JOINED = (
         servers.c.replaced,
         servers.c.before,
         servers.c.shelved,
+        servers.c.capture,
         servers.c.launched_wall,
         servers.c.lease_incarnation,
         servers.c.work_deadline,
@@ -133,6 +136,22 @@ _ROOM = Prepared(
     .where(placements.c.server_id == sa.bindparam("server"), placements.c.state == "live")
     .values(vcpus=sa.bindparam("cpus"), ram_mb=sa.bindparam("memory"), disk_gb=sa.bindparam("disk"))
 )
+# A new intent, so that the row rests only when its host has said that nothing of the image is left there.
+_NO_CAPTURE = Prepared(
+    sa.update(servers)
+    .where(servers.c.id == sa.bindparam("server"))
+    .values(capture=None, intent=servers.c.intent + 1)
+)
+_NO_IMAGE = Prepared(
+    sa.update(images)
+    .where(
+        images.c.id == sa.bindparam("image"), images.c.data_name.is_(None), images.c.deleted_wall.is_(None)
+    )
+    .values(
+        deleted_wall=sa.bindparam("wall"), protected=False, properties="{}", tags="[]",
+        upload_nonce=None, upload_since=None, upload_until=None,
+    )
+)  # fmt: skip
 _UNMARK = Prepared(sa.update(servers).where(servers.c.id == sa.bindparam("server")).values(marked_wall=None))
 _CLOSE = Prepared(
     sa.update(operations)
@@ -211,6 +230,7 @@ def loaded_from(row: Any) -> Loaded:
         replaced=() if row.replaced == "[]" else readable.read(REPLACED, row.replaced, ()),
         before=None if row.before is None else readable.read(_former, row.before, readable.FORMER),
         shelved=None if row.shelved is None else Shelf(row.shelved),
+        capture=row.capture,
         locked=None if row.locked_by is None else Lock(row.locked_by == "admin", row.locked_reason),
     )
     return Loaded(server, row.settled, row.next_look)
@@ -251,7 +271,7 @@ def next_look(plan: Plan, now: Now) -> tuple[bool, float | None]:
             return True, None
         case LookAgain(at, _):
             return False, max(at, now.lease)
-        case PlaceIt() | FailIt() | FinishDelete():
+        case PlaceIt() | FailIt() | FinishDelete() | EndCapture():
             return False, now.lease
 
 
@@ -270,6 +290,8 @@ def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
             close_operation(tx, server.operation.id, outcome)
             if server.operation.kind is OperationKind.REVERT:
                 release_room(tx, server_id)  # nothing of the other flavor runs any more
+            if server.operation.kind is OperationKind.IMAGE:
+                server = drop_capture(tx, server)
             server = msgspec.structs.replace(server, operation=None)
             if outcome.state == "done" and server.marked_wall is not None:
                 _UNMARK.run(tx, server=server_id)  # something succeeded: the operator's mark is out of date
@@ -281,6 +303,21 @@ def judge(tx: Tx, server_id: str, *, locked: bool = False) -> Server:
     if (settled, look, owner) != (loaded.settled, loaded.next_look, server.lease_incarnation):
         _SETTLE.run(tx, server=server_id, now_settled=settled, look=look, owner=owner, limit=limit)
     return server
+
+
+def drop_capture(tx: Tx, server: Server) -> Server:
+    """No image is wanted of its disk any more; one that has no data is removed, as the compute API does.
+
+    Where a host has to hear of it, the caller holds that host's row.
+    """
+    if server.capture is None:
+        return server
+    _NO_CAPTURE.run(tx, server=server.id)
+    _NO_IMAGE.run(tx, image=server.capture, wall=tx.now.wall)
+    if server.place is not None:
+        lock_host(tx, server.place.host_id)
+        bump_world(tx, server.place.host_id, server.id)
+    return msgspec.structs.replace(server, capture=None, intent=server.intent + 1)
 
 
 def made_of(tx: Tx, server_id: str) -> Spec | None:

@@ -29,7 +29,14 @@ from unstuck.store.clock import generation
 from unstuck.store.engine import Tx
 from unstuck.store.generation import may_change, may_place
 from unstuck.store.prepared import Prepared
-from unstuck.store.rows import bump_world, close_operation, judge, load_server, lock_host
+from unstuck.store.rows import (
+    bump_world,
+    close_operation,
+    drop_capture,
+    judge,
+    load_server,
+    lock_host,
+)
 from unstuck.store.schema.compute import hosts, operations, placements, servers
 from unstuck.store.schema.database import instances
 from unstuck.store.schema.network import ports
@@ -50,6 +57,7 @@ OPERATION_DEADLINE = {
     OperationKind.REVERT: 300.0,
     OperationKind.SHELVE: 60.0,
     OperationKind.UNSHELVE: 300.0,
+    OperationKind.IMAGE: 600.0,
     OperationKind.DELETE: 300.0,
 }
 """Seconds until an operation counts as overdue; for stop, shelve, soft reboot, the guest's time to obey."""
@@ -419,7 +427,7 @@ def stop_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
 
 def _may_be_stopped(server: Server) -> bool:
     """A stop overrides what is under way, except where it would leave something else behind than a stop."""
-    kept = (OperationKind.RESIZE, OperationKind.SHELVE)
+    kept = (OperationKind.RESIZE, OperationKind.SHELVE, OperationKind.IMAGE)
     return server.operation is None or server.operation.kind not in kept
 
 
@@ -456,6 +464,7 @@ def delete_server(tx: Tx, server_id: str, caller: Caller) -> str | None:
     if server.operation is not None:
         close_operation(tx, server.operation.id, Outcome("superseded", "the server was deleted"))
     host = server.host.hostname if server.host else None
+    server = drop_capture(tx, server)
     _open(tx, server.id, OperationKind.DELETE, server.edge, soft=False, caller=caller, host=host)
     tx.execute(
         sa.update(servers)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from unstuck.api.agents.captures import CaptureQuery, deliver
 from unstuck.api.agents.guard import Refusal, body, guarded, refuse_protocol
 from unstuck.api.agents.images import image
 from unstuck.api.routes import Call, Query, Reply, Route, route
@@ -216,4 +217,13 @@ ROUTES: list[Route] = [
     route("POST", f"{_HOST}/reports", report, "public", body=Report, raw=True, status=204),
     route("POST", f"{_HOST}/answers/{{ask_id}}", answer, "public", body=Answer, raw=True, status=204),
     route("GET", f"{_HOST}/images/{{image_id}}", guarded(image), "public"),
+    route(
+        "PUT",
+        f"{_HOST}/servers/{{server_id}}/images/{{image_id}}",
+        guarded(deliver),
+        "public",
+        query=CaptureQuery,
+        raw=True,
+        status=204,
+    ),
 ]

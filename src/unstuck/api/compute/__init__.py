@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unstuck.api.compute import (
     actions,
+    capture,
+    consoles,
     extras,
     flavors,
     hosts,
@@ -26,6 +28,8 @@ ROUTES: list[Route] = [
     *actions.ROUTES,
     *rebuild.ROUTES,
     *resize.ROUTES,
+    *capture.ROUTES,
+    *consoles.ROUTES,
     *shelve.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,

@@ -44,11 +44,12 @@ def backup_view(row: BackupRow, versions: Versions, now: Now) -> dict[str, Any]:
         "parent_id": row.parent_id,
         "project_id": row.project_id,
         "datastore": datastore,
-        "unstuck": _extension(row, now),
+        "unstuck": extension(row, now),
     }
 
 
-def _extension(row: BackupRow, now: Now) -> dict[str, Any]:
+def extension(row: BackupRow, now: Now) -> dict[str, Any]:
+    """What Trove has no room for: why, who, what next, by when, and how far it is."""
     backup, said = row.backup, explain(row.backup, now.lease)
     claimed = backup.attempt.claimed
     return {

@@ -16,9 +16,9 @@ from unstuck.api.routes import Call, Handler, Reply
 from unstuck.store.servers import Caller
 
 BASE: Final = "/database/v1.0/{project_id}"
-PAGE: Final = 20
-"""Items on a page where the client names no limit, as Trove; clients follow the links."""
 PAGE_MAX: Final = 1000
+"""Items on a page, also where the client names no limit: the stock client looks names up on the first page
+only, so that Trove's 20 would hide the rest from it."""
 NAME_MAX: Final = 255
 
 
@@ -81,11 +81,11 @@ def missing(what: str, key: str) -> ApiError:
     return not_found(f"{what} {key[:NAME_MAX]} cannot be found.")
 
 
-def limit(call: Call, default: int = PAGE) -> int:
+def limit(call: Call) -> int:
     """The ``limit`` of a list: a whole number from 1; never more than a page may have."""
     text = call.query_params.get("limit")
     if text is None:
-        return default
+        return PAGE_MAX
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) == 0:
         raise bad_request(
             f"Invalid input for query parameter limit: {text[:60]!r} is not a number from 1 on."

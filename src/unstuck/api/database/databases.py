@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from unstuck.api.database.common import (
     BASE,
-    PAGE_MAX,
     invalid,
     limit,
     marker,
@@ -68,7 +67,7 @@ async def create(call: Call) -> Reply:
 
 async def list_databases(call: Call) -> Reply:
     """``GET``: by name, without the datastore's own."""
-    said = await ask(call, ListDatabases(limit(call, PAGE_MAX), marker(call) or ""))
+    said = await ask(call, ListDatabases(limit(call), marker(call) or ""))
     shown: list[dict[str, Any]] = [{"name": item.name} for item in said.databases]
     return page(call, "databases", shown, shown[-1]["name"] if said.more and shown else None)
 

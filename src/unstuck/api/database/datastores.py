@@ -8,7 +8,6 @@ from msgspec import UNSET, UnsetType
 
 from unstuck.api.database.common import (
     BASE,
-    PAGE_MAX,
     base,
     invalid,
     limit,
@@ -96,7 +95,7 @@ def _datastore(call: Call, found: Datastore) -> dict[str, Any]:
 
 
 def _paged(call: Call, key: str, shown: list[dict[str, Any]]) -> Reply:
-    found = cut(shown, limit(call, PAGE_MAX), marker(call), key=lambda item: str(item["id"]))
+    found = cut(shown, limit(call), marker(call), key=lambda item: str(item["id"]))
     if found is None:
         raise bad_request("Invalid input for query parameter marker: there is no such item.")
     items, more = found

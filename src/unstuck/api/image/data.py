@@ -7,7 +7,7 @@ import contextlib
 import errno
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,7 @@ async def upload(call: Call) -> Reply:
     kind = call.http.headers.get("content-type", "application/octet-stream").partition(";")[0].strip()
     if kind != "application/octet-stream":
         raise ApiError(415, f"Content-Type: {kind[:80]!r} is not application/octet-stream.", headers=_CLOSE)
-    _check_size(settings, _length(call))
+    check_size(settings, length_of(call))
     image = await call.store.run(
         rows.claim_upload, image_id, project_id=call.token.project_id, admin=call.is_admin,
         nonce=nonce, seconds=settings.upload_lease_seconds,
@@ -45,8 +45,13 @@ async def upload(call: Call) -> Reply:
     try:
         if image.disk_format is None or image.container_format is None:
             raise bad_request("disk_format and container_format must be set before data is uploaded.")
-        await _receive(call, writer, image_id, nonce)
-        data = await asyncio.to_thread(_settle, writer, image.disk_format)
+        seconds = settings.upload_lease_seconds
+        await receive(
+            call,
+            writer,
+            lambda: call.store.run(rows.renew_upload, image_id, nonce=nonce, seconds=seconds),
+        )
+        data = await asyncio.to_thread(settle, writer, image.disk_format)
         if not await call.store.run(
             rows.finish_upload, image_id, nonce=nonce, disk_format=image.disk_format, data=data
         ):
@@ -55,20 +60,21 @@ async def upload(call: Call) -> Reply:
         writer.close()  # whether the data was recorded is unknown: it stays, and the sweep will know
         raise
     except OSError as error:
-        await asyncio.shield(_undo(call, writer, image_id, nonce))
-        raise _storage_error(error, image_id) from error
+        await asyncio.shield(undo(call, writer, image_id, nonce))
+        raise storage_error(error, image_id) from error
     except BaseException:
-        await asyncio.shield(_undo(call, writer, image_id, nonce))
+        await asyncio.shield(undo(call, writer, image_id, nonce))
         raise
     return Reply()
 
 
-def _length(call: Call) -> int | None:
+def length_of(call: Call) -> int | None:
+    """How many bytes the request says that it brings."""
     text = call.http.headers.get("content-length")
     return int(text) if text is not None and text.isdigit() and len(text) < 19 else None
 
 
-def _check_size(settings: Settings, size: int | None) -> None:
+def check_size(settings: Settings, size: int | None) -> None:
     """413 when so many bytes are too many, for the limit or for the disk."""
     if size is not None and size > settings.image_max_bytes:
         raise ApiError(413, f"An image has at most {settings.image_max_bytes} bytes.", headers=_CLOSE)
@@ -76,7 +82,7 @@ def _check_size(settings: Settings, size: int | None) -> None:
         raise ApiError(413, "Image storage media is full: there is not enough space.", headers=_CLOSE)
 
 
-async def _receive(call: Call, writer: files.Writer, image_id: str, nonce: str) -> None:
+async def receive(call: Call, writer: files.Writer, renew: Callable[[], Awaitable[bool]]) -> None:
     """Stream the body into the file in large pieces, renewing the lease while bytes flow."""
     settings, loop = call.app.settings, asyncio.get_running_loop()
     renew_at = loop.time() + settings.upload_lease_seconds / 3
@@ -86,20 +92,18 @@ async def _receive(call: Call, writer: files.Writer, image_id: str, nonce: str) 
         pending += chunk
         if len(pending) >= files.CHUNK:
             if writer.size + len(pending) > settings.image_max_bytes:
-                _check_size(settings, writer.size + len(pending))
+                check_size(settings, writer.size + len(pending))
             await asyncio.to_thread(writer.write, bytes(pending))
             pending.clear()
         if writer.size >= space_at:
-            _check_size(settings, None)
+            check_size(settings, None)
             space_at = writer.size + _SPACE_EVERY
         if loop.time() >= renew_at:
-            if not await call.store.run(
-                rows.renew_upload, image_id, nonce=nonce, seconds=settings.upload_lease_seconds
-            ):
-                raise ApiError(409, f"Image {image_id} was deleted during the upload.", headers=_CLOSE)
+            if not await renew():
+                raise ApiError(409, "The image was deleted during the upload.", headers=_CLOSE)
             renew_at = loop.time() + settings.upload_lease_seconds / 3
     if writer.size + len(pending) > settings.image_max_bytes:
-        _check_size(settings, writer.size + len(pending))
+        check_size(settings, writer.size + len(pending))
     if pending:
         await asyncio.to_thread(writer.write, bytes(pending))
     if writer.size == 0:
@@ -120,7 +124,7 @@ async def _chunks(call: Call) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _settle(writer: files.Writer, disk_format: str) -> Data:
+def settle(writer: files.Writer, disk_format: str) -> Data:
     """Make the bytes durable, look into them, and give them their final name."""
     written = writer.sync()
     try:
@@ -137,7 +141,7 @@ def _settle(writer: files.Writer, disk_format: str) -> Data:
     )  # fmt: skip
 
 
-async def _undo(call: Call, writer: files.Writer, image_id: str, nonce: str) -> None:
+async def undo(call: Call, writer: files.Writer, image_id: str, nonce: str) -> None:
     """Remove what was written and give the image back. If this fails too, lease and sweep will do it.
 
     The file goes first: on a full disk it may be what the store needs the room of.
@@ -148,7 +152,7 @@ async def _undo(call: Call, writer: files.Writer, image_id: str, nonce: str) -> 
         await call.store.run(rows.release_upload, image_id, nonce=nonce)
 
 
-def _storage_error(error: OSError, image_id: str) -> ApiError:
+def storage_error(error: OSError, image_id: str) -> ApiError:
     """The disk took no more: 413 as for too much from the start, 503 for anything else."""
     log.warning("image not written", image=image_id, error=str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

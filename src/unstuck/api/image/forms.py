@@ -65,6 +65,11 @@ def _tags(tags: list[str]) -> tuple[str, ...]:
     return unique
 
 
+def reserved(name: str) -> bool:
+    """Whether a name is no property that users can give an image."""
+    return name in READ_ONLY or name in _BASE or name.startswith(_RESERVED)
+
+
 def _properties(given: dict[str, Any]) -> dict[str, str]:
     if len(given) > _MAX_PROPERTIES:
         raise ApiError(413, f"An image has at most {_MAX_PROPERTIES} properties.")

@@ -16,6 +16,7 @@ from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.blobs import images as files
 from unstuck.core.image import Image
+from unstuck.store import captures
 from unstuck.store import images as rows
 
 _OLD_PATCH: Final = "application/openstack-images-v2.0-json-patch"
@@ -75,7 +76,9 @@ async def patch_image(call: Call) -> Reply:
 
 async def delete_image(call: Call) -> Reply:
     """``DELETE /v2/images/{id}``: in every state, unless it is protected."""
-    name = await call.store.run(rows.delete_image, call.params["id"], **_who(call.token))
+    name, host_id = await call.store.run(captures.delete_image, call.params["id"], **_who(call.token))
+    if host_id is not None:
+        call.app.notifier.wake(f"host:{host_id}")
     if name is not None:  # if this is cut off, the sweep removes the file
         await asyncio.to_thread(files.remove, call.app.settings.state_dir, name)
     return Reply()

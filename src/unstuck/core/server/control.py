@@ -30,6 +30,8 @@ NO_HOST_DEADLINE = 300.0
 PLACE_RETRY = 5.0
 AWAITED_RETRY = 1.0
 """Seconds until the next look where hosts have yet to say what they hold."""
+IMAGE_FAILED = "image-failed"
+"""The trouble of a host that has given up to make an image: no fault of the server."""
 STALL = 600.0
 """Seconds of work on one server without progress after which that is shown as a condition."""
 
@@ -52,6 +54,10 @@ class FinishDelete(msgspec.Struct, frozen=True, tag=True):
     tombstone: bool
 
 
+class EndCapture(msgspec.Struct, frozen=True, tag=True):
+    """The image that was to be made of its disk has not come in time: it is given up, and removed."""
+
+
 class Settled(msgspec.Struct, frozen=True, tag=True):
     """Nothing to do until somebody wants or reports something else."""
 
@@ -63,7 +69,7 @@ class LookAgain(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Plan = PlaceIt | FailIt | FinishDelete | Settled | LookAgain
+Plan = PlaceIt | FailIt | FinishDelete | EndCapture | Settled | LookAgain
 
 
 def plan_control(server: Server, now: Now) -> Plan:
@@ -80,9 +86,19 @@ def plan_control(server: Server, now: Now) -> Plan:
                 "delete the server; create it again when there is room, or with a smaller flavor",
             )
         return PlaceIt()
+    if capture_is_late(server, now):
+        return EndCapture()
     if satisfied(server):
         return Settled()
     return _wait_for_host(server, now)
+
+
+def capture_is_late(server: Server, now: Now) -> bool:
+    """No image is made for ever (law 2): its deadline, which moves as long as bytes arrive, is over."""
+    operation = server.operation
+    if server.capture is None or operation is None or operation.kind is not OperationKind.IMAGE:
+        return False
+    return now.lease >= operation.deadline
 
 
 def waiting_since(server: Server) -> float:
@@ -134,7 +150,9 @@ def satisfied(server: Server) -> bool:
 
 
 def reached(server: Server, seen: Observation) -> bool:
-    """The observed guest is what power and edge ask for, on the disk that is wanted."""
+    """The observed guest is what power and edge ask for, on the disk that is wanted; no image is missing."""
+    if server.capture is not None:
+        return False
     match seen.guest:
         case Running(at):
             return server.power is Power.ON and at >= server.edge and server.disk_recorded
@@ -173,7 +191,7 @@ def operation_outcome(server: Server, operation: Operation) -> Outcome | None:
         return Outcome("failed", server.failure.reason)
     if seen is None or seen.intent < server.intent:
         return None
-    if seen.trouble is not None and seen.trouble.final:
+    if seen.trouble is not None and (seen.trouble.final or seen.trouble.code == IMAGE_FAILED):
         return Outcome("failed", seen.trouble.reason)
     if reached(server, seen):
         return Outcome("done", "")

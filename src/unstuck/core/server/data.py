@@ -142,6 +142,7 @@ class Want(msgspec.Struct, frozen=True):
     ``disk_recorded``: the store knows that the disk was made once, so from then on its absence is a
     fault that is shown (law 3). ``mark``: the operator's latest; what was counted before it counts no more.
     ``nonce`` names the disk; ``replaced`` are the names of those that a rebuild has it take the place of.
+    ``capture`` is the id of an image that is to be made of the disk.
     """
 
     server_id: str
@@ -158,6 +159,7 @@ class Want(msgspec.Struct, frozen=True):
     spec: Spec
     mark: int = 0
     replaced: tuple[str, ...] = ()
+    capture: str = ""
     database: DatabaseWant | None = None
     """What is wanted of the database instance in it."""
 
@@ -237,6 +239,31 @@ class FetchFailed(msgspec.Struct, frozen=True, tag=True):
 Images = Ready | Missing | Fetching | FetchFailed
 
 
+class Copying(msgspec.Struct, frozen=True, tag=True):
+    """An image is being made of the disk, or is on its way to the image service: bytes done, bytes in all."""
+
+    done: int
+    total: int
+
+
+class CopyFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last try to make an image failed; ``final`` when no further one can help.
+
+    ``tries``: how many have failed in a row.
+    """
+
+    reason: str
+    final: bool
+    tries: int = 1
+
+
+class Delivered(msgspec.Struct, frozen=True, tag=True):
+    """The image service has taken the image."""
+
+
+Copy = Copying | CopyFailed | Delivered
+
+
 class View(msgspec.Struct, frozen=True):
     """Everything a host sees of one server, in one look."""
 
@@ -253,6 +280,10 @@ class View(msgspec.Struct, frozen=True):
     """The memory of the wanted edge, whole on the disk: no CPU of it has run since it was saved."""
     short: bool = False
     """The wanted disk is there, and smaller than its flavor asks for."""
+    copy: Copy | None = None
+    """How far the image is that is wanted of the disk; None: nobody is at it."""
+    copies: Thing = Thing.ABSENT
+    """Files of images that were made of the disk, or begun."""
 
 
 class Step(StrEnum):
@@ -265,6 +296,7 @@ class Step(StrEnum):
     STARTING = "starting"
     PAUSING = "pausing"
     SAVING = "saving"
+    CAPTURING = "capturing"
     STOPPING = "stopping"
     REMOVING = "removing"
     AT_REST = "at-rest"
@@ -328,6 +360,7 @@ class OperationKind(StrEnum):
     SHELVE = "shelve"
     OFFLOAD = "shelveOffload"
     UNSHELVE = "unshelve"
+    IMAGE = "createImage"
     LOCK = "lock"
     UNLOCK = "unlock"
     RESET = "resetState"
@@ -396,3 +429,5 @@ class Server(msgspec.Struct, frozen=True, gc=False):
     before: Former | None = None
     """What it was before a resize that its user has neither confirmed nor taken back."""
     shelved: Shelf | None = None
+    capture: str | None = None
+    """The image that is to be made of its disk."""

@@ -291,6 +291,7 @@ _STEPS = {
     Step.NETWORK: ("the host makes the port", "it starts the guest"),
     Step.STARTING: ("the host starts the guest", "the guest is seen running"),
     Step.SAVING: ("the host saves the guest's memory", "it is whole on the disk, and the process has ended"),
+    Step.CAPTURING: ("the host makes an image of the disk and delivers it", "the image is active"),
     Step.PAUSING: ("the host pauses the guest", "the guest is seen standing still"),
     Step.STOPPING: ("the host ends the guest process", "the guest is seen to be gone"),
     Step.REMOVING: ("the host removes guest, ports and disk", "the host reports it removed"),
@@ -365,6 +366,8 @@ def _asked(kind: OperationKind | None) -> str:
             return "the server is to get another flavor"
         case OperationKind.CONFIRM:
             return "the server keeps its new flavor"
+        case OperationKind.IMAGE:
+            return "an image is to be made of the server's disk"
         case OperationKind.SHELVE:
             return "the server is to be shelved"
         case OperationKind.OFFLOAD:

@@ -11,7 +11,11 @@ from typing import assert_never
 
 import msgspec
 
+from unstuck.core.server.control import IMAGE_FAILED
 from unstuck.core.server.data import (
+    CopyFailed,
+    Copying,
+    Delivered,
     FetchFailed,
     Fetching,
     Gone,
@@ -40,6 +44,9 @@ DOCTOR = "see what `unstuck doctor` says on the host"
 DISK_BUDGET = 8
 """Failures in a row to make one disk, with nothing short on the host, before no further try can help."""
 
+COPY_BUDGET = 5
+"""Failures in a row to make an image of a disk, or to deliver it, before it is given up."""
+
 FETCH_BACKOFF = 60.0
 """The longest wait between two tries to fetch an image."""
 
@@ -52,6 +59,8 @@ class Do(StrEnum):
     RECORD_DISK = "record_disk"
     DROP_DISKS = "drop_disks"
     GROW_DISK = "grow_disk"
+    CAPTURE = "capture"
+    DROP_COPIES = "drop_copies"
     MAKE_NICS = "make_nics"
     START = "start"
     PAUSE = "pause"
@@ -132,7 +141,30 @@ def _running(want: Want, view: View) -> Decision:
         return Act(Do.PAUSE, Step.PAUSING)
     if want.spec.access is not None and view.nics is Thing.ABSENT:
         return Act(Do.MAKE_NICS, Step.NETWORK)  # who may reach it has changed: it is let in or kept out now
-    return Act(Do.SAVE, Step.SAVING) if want.power is Power.SUSPENDED else Rest()
+    if want.power is Power.SUSPENDED:
+        return Act(Do.SAVE, Step.SAVING)
+    return _capture(want, view) or Rest()
+
+
+def _capture(want: Want, view: View) -> Decision | None:
+    """An image of the disk, as it is in one moment. A guest that runs goes on meanwhile."""
+    if not want.capture:
+        return Act(Do.DROP_COPIES, Step.CAPTURING) if view.copies is Thing.PRESENT else None
+    match view.copy:
+        case None:
+            return Act(Do.CAPTURE, Step.CAPTURING)
+        case Copying() | Delivered():
+            return Hold(Step.CAPTURING, 1.0)
+        case CopyFailed(reason, final, tries):
+            if final or tries >= COPY_BUDGET:
+                trouble = Trouble(IMAGE_FAILED, f"no image could be made: {reason}", "ask for one again")
+                return Hold(Step.CAPTURING, 5.0, trouble)
+            remedy = "none: it is tried again by itself"
+            trouble = Trouble("effect-failed", f"the image cannot be made yet: {reason}", remedy)
+            wait = backoff(tries, 1.0, FETCH_BACKOFF)
+            return Act(Do.CAPTURE, Step.CAPTURING, then=wait, trouble=trouble)
+        case _ as never:
+            assert_never(never)
 
 
 def _standing(want: Want, view: View, reason: str) -> Decision:
@@ -143,12 +175,12 @@ def _standing(want: Want, view: View, reason: str) -> Decision:
         return Act(Do.QUIT, Step.SAVING) if saved else Act(Do.SAVE, Step.SAVING)
     if view.memory is Thing.PRESENT:
         return Act(Do.DROP_MEMORY, Step.STARTING)
-    return _continue(reason) if want.power is Power.ON else Rest()
+    return _continue(reason) if want.power is Power.ON else _capture(want, view) or Rest()
 
 
-def _suspended(view: View) -> Decision:
+def _suspended(want: Want, view: View) -> Decision:
     if view.memory is Thing.PRESENT:
-        return Rest()
+        return _capture(want, view) or Rest()
     trouble = Trouble(
         "memory-lost",
         "the guest ended before its memory was saved",
@@ -214,9 +246,10 @@ def _take_down(want: Want, view: View) -> Decision:
 def _raise(want: Want, view: View) -> Decision:
     """The guest is certainly not there: bring it up, step by step, if it should be."""
     if want.power is Power.OFF:
-        return _rebuild_off(want, view) or _record(want, view) or _grow_off(want, view) or Rest()
+        made = _rebuild_off(want, view) or _record(want, view) or _grow_off(want, view)
+        return made or _capture(want, view) or Rest()
     if want.power is Power.SUSPENDED:
-        return _record(want, view) or _suspended(view)
+        return _record(want, view) or _suspended(want, view)
     return _images_and_disk(want, view) or _network(view) or _start(view)
 
 

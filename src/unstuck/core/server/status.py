@@ -200,6 +200,8 @@ def _task_state(server: Server, vm_state: str) -> str | None:
             return _resize_task(server)
         case OperationKind.REVERT:
             return "resize_reverting"
+        case OperationKind.IMAGE:
+            return _image_task(server)
         case OperationKind.SHELVE:
             return "shelving"
         case OperationKind.UNSHELVE:
@@ -272,6 +274,14 @@ def _power_state(server: Server) -> PowerState:
 
 
 REBUILDING = frozenset({"rebuilding", "rebuild_block_device_mapping", "rebuild_spawning"})
+
+
+def _image_task(server: Server) -> str:
+    seen = server.seen
+    begun = seen is not None and seen.intent >= server.intent and seen.step is Step.CAPTURING
+    return "image_uploading" if begun else "image_snapshot"
+
+
 RESIZING = frozenset({"resize_prep", "resize_migrating", "resize_migrated", "resize_finish"})
 _SIMPLE = {
     "building": "BUILD",

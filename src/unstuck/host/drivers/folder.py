@@ -140,6 +140,22 @@ class ServerFolder:
         """The saved memory of one guest process: by its number, so that no other start can load it."""
         return self.path / f"memory-{edge}"
 
+    def copy(self, image_id: str) -> Path:
+        """An image made of the disk, on its way to the image service."""
+        if not _IMAGE_ID.match(image_id):
+            raise DriverError("the image's id cannot name a file")
+        return self.path / f"image-{image_id}.qcow2"
+
+    def has_copies(self) -> bool:
+        """Whether any image of the disk is here, whole or begun."""
+        return any(entry.name.startswith("image-") for entry in self._entries())
+
+    def drop_copies(self, keep: Path | None = None) -> None:
+        """Remove images of the disk that nobody waits for."""
+        for path in self.path.glob("image-*"):
+            if path != keep:
+                path.unlink(missing_ok=True)
+
     def drop_memories(self, keep: Path | None = None) -> None:
         """Remove saved memory that nobody can want any more."""
         for path in self.path.glob("memory-*"):

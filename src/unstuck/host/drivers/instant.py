@@ -17,6 +17,7 @@ import msgspec
 
 from unstuck.core.agents import Holding
 from unstuck.core.server.data import (
+    CopyFailed,
     Gone,
     Guest,
     Missing,
@@ -92,6 +93,12 @@ class InstantDriver:
 
     async def grow_disk(self, want: Want) -> None:
         """Its disks are of no size."""
+
+    async def capture(self, want: Want) -> None:
+        """Its disks hold nothing: that is said with the next look."""
+
+    async def drop_copies(self, want: Want) -> None:
+        """There are none."""
 
     async def make_nics(self, want: Want) -> None:
         await self._do(want, lambda folder: _make(folder, _nics(folder)))
@@ -194,7 +201,10 @@ class InstantDriver:
         old = any(folder.disk(nonce).exists() for nonce in want.replaced)
         replaced = Thing.PRESENT if old else Thing.ABSENT
         memory = Thing.PRESENT if folder.memory(want.edge).exists() else Thing.ABSENT
-        return View(self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced, memory=memory)
+        copy = CopyFailed("the disks of this driver hold nothing", final=True) if want.capture else None
+        return View(
+            self._see_guest(folder), Ready(), disk, nics, present, replaced=replaced, memory=memory, copy=copy
+        )
 
     def _see_guest(self, folder: ServerFolder) -> Guest:
         marker = self._marker(folder)

@@ -64,6 +64,12 @@ class Machines:
     async def grow_disk(self, want: Want) -> None:
         await self._of(want).grow_disk(want)
 
+    async def capture(self, want: Want) -> None:
+        await self._of(want).capture(want)
+
+    async def drop_copies(self, want: Want) -> None:
+        await self._of(want).drop_copies(want)
+
     async def make_nics(self, want: Want) -> None:
         await self._of(want).make_nics(want)
 

@@ -25,6 +25,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk, memory, volume
+from unstuck.host.drivers.captures import Captures, ImageSink
 from unstuck.host.drivers.command import Machine, guest_name
 from unstuck.host.drivers.folder import (
     FolderError,
@@ -78,6 +79,7 @@ class QemuDriver:
         qmp_deadline: float = 2.0,
         start_deadline: float = 10.0,
         rescue: bool = False,
+        sink: ImageSink | None = None,
     ) -> None:
         self._host_dir = Path(os.path.realpath(host_dir))
         self._host_id = host_id
@@ -86,6 +88,7 @@ class QemuDriver:
         self.networks = networks if networks is not None else Bridges(host_id, knows=knows(self._host_dir))
         self.cache = cache if cache is not None else ImageCache(self._host_dir, source, barrier)
         self._monitors = Monitors(qmp_deadline, self._woken, rescue=rescue)
+        self._captures = Captures(sink, self.cache.space, self._monitors, barrier, on_event)
         machine = Machine(accelerator, guest_user() if run_as == "auto" else run_as)
         self._guests = Guests(machine, self.cache, self._monitors, barrier, start_deadline, on_event)
 
@@ -99,6 +102,7 @@ class QemuDriver:
 
     async def close(self) -> None:
         """Leave all guests running; drop connections and fetches."""
+        await self._captures.close()
         await self.cache.close()
         await self._monitors.close()
 
@@ -122,7 +126,7 @@ class QemuDriver:
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
         return View(
             guest, images, sight.disk, nics, sight.folder, reason, remedy, sight.replaced, sight.memory,
-            sight.short,
+            sight.short, self._captures.state(want), sight.copies,
         )  # fmt: skip
 
     async def _guest(self, folder: ServerFolder, sight: Sight) -> Guest:
@@ -184,10 +188,17 @@ class QemuDriver:
         else:
             await volume.grow_volume(folder.disk_of(want), disk.size_wanted(want), self._barrier)
 
+    async def capture(self, want: Want) -> None:
+        await self._captures.begin(await self._checked(want), want)
+
+    async def drop_copies(self, want: Want) -> None:
+        await self._captures.drop(await self._checked(want))
+
     async def make_nics(self, want: Want) -> None:
         await self.networks.make(want)
 
     async def start(self, want: Want) -> None:
+        await self._captures.end(want.server_id)  # a copy of the disk would hold its lock
         folder = await self._checked(want)
         if want.spec.data and not await asyncio.to_thread(alive, folder):
             await volume.check_volume(folder.disk_of(want))
@@ -216,6 +227,7 @@ class QemuDriver:
         await self.networks.remove(want)
 
     async def remove_folder(self, want: Want) -> None:
+        await self._captures.end(want.server_id)
         await self._guests.remove(await self._checked(want))
 
     async def found(self) -> frozenset[str]:

@@ -40,6 +40,7 @@ class Sight(msgspec.Struct, frozen=True):
     replaced: Thing
     memory: Thing
     short: bool
+    copies: Thing
 
 
 def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> Sight:
@@ -50,7 +51,8 @@ def inspect(host_dir: Path, host_id: str, folder: ServerFolder, want: Want) -> S
     folder.bound_console(CONSOLE_MAX)
     present = Thing.PRESENT if folder.path.is_dir() else Thing.ABSENT
     saved = folder.memory(want.edge).exists()
-    return Sight(process, guest, disk, present, reason, old, _thing(saved), short)
+    copies = _thing(folder.has_copies())
+    return Sight(process, guest, disk, present, reason, old, _thing(saved), short, copies)
 
 
 def inspect_disk(folder: ServerFolder, want: Want) -> tuple[Thing, str, bool, Thing]:

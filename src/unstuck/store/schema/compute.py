@@ -109,6 +109,8 @@ servers = sa.Table(
     sa.Column("before", sa.Text),
     # Shelved: with all of its room, or with that of its disk only.
     sa.Column("shelved", sa.String(16)),
+    # The image that is to be made of its disk; there is an open operation, with its deadline, as long.
+    sa.Column("capture", Id),
     sa.Column("launched_wall", Seconds),
     # Work in progress, its owner and its deadline.
     sa.Column("lease_incarnation", sa.BigInteger),

@@ -32,6 +32,8 @@ images = sa.Table(
     sa.Column("upload_nonce", sa.String(32)),
     sa.Column("upload_since", Seconds),
     sa.Column("upload_until", Seconds, index=True),
+    # The server of whose disk it is made, or was.
+    sa.Column("source_server", Id),
     # A deleted image keeps its row, so that its id is never used again and its file is known as garbage.
     sa.Column("deleted_wall", Seconds),
     sa.Index(

@@ -54,8 +54,8 @@ def run_words(
         *("--cgroup-parent", f"/{places.guest_group(want.server_id)}/{want.edge}"),
         *_limits(abilities, limits, flavor.ram_mb, flavor.vcpus),
         *("--read-only", "--read-only-tmpfs=false", "--workdir", "/"),
-        *("--tmpfs", "/run:rw,nosuid,nodev,mode=755,size=64m"),
-        *("--tmpfs", "/tmp:rw,nosuid,nodev,mode=1777,size=64m"),  # noqa: S108
+        *("--tmpfs", "/run:rw,nosuid,nodev,mode=755,size=64m,notmpcopyup"),
+        *("--tmpfs", "/tmp:rw,nosuid,nodev,mode=1777,size=64m,notmpcopyup"),  # noqa: S108
         *("--mount", f"type=bind,src={mine.volume},dst={VOLUME}"),
         *("--mount", f"type=bind,src={mine.channel},dst={CHANNEL},ro"),
         *("--log-driver", "k8s-file", "--log-opt", f"path={console}", "--log-opt", f"max-size={LOG_LIMIT}"),

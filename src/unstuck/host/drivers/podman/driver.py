@@ -23,6 +23,7 @@ from unstuck.core.server.data import (
 )
 from unstuck.host.driver import DriverError, words
 from unstuck.host.drivers import disk, volume
+from unstuck.host.drivers.captures import NO_IMAGE_OF_DATA
 from unstuck.host.drivers.folder import (
     CONSOLE_MAX,
     FolderError,
@@ -118,7 +119,8 @@ class PodmanDriver:
         guest, (nics, nics_reason) = await asyncio.gather(self._guest(folder, want), self._look_nics(want))
         reason = "; ".join(part for part in (why, nics_reason) if part)
         remedy = NEEDS_ROOT_REMEDY if nics_reason == NEEDS_ROOT else ""
-        return View(guest, self._images(want), seen, nics, there, reason, remedy, old, short=short)
+        copy = NO_IMAGE_OF_DATA if want.capture else None
+        return View(guest, self._images(want), seen, nics, there, reason, remedy, old, short=short, copy=copy)
 
     def _inspect(self, folder: ServerFolder, want: Want) -> tuple[Thing, Thing, str, bool, Thing]:
         check_identity(self._host_dir, self._host_id)
@@ -165,6 +167,12 @@ class PodmanDriver:
         path = (await self._checked(want)).disk_of(want)
         await mounts.until_free(path)
         await volume.grow_volume(path, disk.size_wanted(want), self._barrier)
+
+    async def capture(self, want: Want) -> None:
+        """A volume gives no image: that is said with the next look."""
+
+    async def drop_copies(self, want: Want) -> None:
+        """There are none."""
 
     async def make_nics(self, want: Want) -> None:
         running = await asyncio.to_thread(self._containers.known, want.server_id)

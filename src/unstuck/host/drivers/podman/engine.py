@@ -98,7 +98,9 @@ def unfit(root: bool | None = None) -> str:
 
 
 def _runtime() -> str | None:
-    return next((name for name in ("crun", "runc") if shutil.which(name)), None)
+    """crun, podman's own choice, refuses control groups of both versions side by side."""
+    names = ("crun", "runc") if cgroups.unified() else ("runc",)
+    return next((name for name in names if shutil.which(name)), None)
 
 
 def abilities() -> Abilities:
@@ -123,6 +125,7 @@ class Engine:
             "PATH": f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin",
             "HOME": "/root",
             "LC_ALL": "C",
+            "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",
             "CONTAINERS_CONF": str(places.settings),
             "CONTAINERS_STORAGE_CONF": str(places.storage),
         }

@@ -132,6 +132,7 @@ def upgrade() -> None:
         sa.Column("upload_nonce", sa.String(length=32), nullable=True),
         sa.Column("upload_since", sa.Double(), nullable=True),
         sa.Column("upload_until", sa.Double(), nullable=True),
+        sa.Column("source_server", sa.String(length=64), nullable=True),
         sa.Column("deleted_wall", sa.Double(), nullable=True),
         sa.CheckConstraint(
             "visibility IN ('public', 'community', 'shared', 'private')", name=op.f("ck_images_visibility")
@@ -313,6 +314,7 @@ def upgrade() -> None:
         sa.Column("replaced", sa.Text(), nullable=False),
         sa.Column("before", sa.Text(), nullable=True),
         sa.Column("shelved", sa.String(length=16), nullable=True),
+        sa.Column("capture", sa.String(length=64), nullable=True),
         sa.Column("launched_wall", sa.Double(), nullable=True),
         sa.Column("lease_incarnation", sa.BigInteger(), nullable=True),
         sa.Column("work_deadline", sa.Double(), nullable=True),

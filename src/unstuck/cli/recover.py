@@ -1,0 +1,180 @@
+"""``unstuck recover``: backups from the store of objects and the recovery file alone, on an empty machine.
+
+No cloud is needed, and none is looked for. What is written has been decrypted and checked piece by piece; a
+restore that cannot be finished leaves nothing that looks like one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from unstuck.cli.errors import CliError
+from unstuck.cli.storeat import location
+from unstuck.cli.words import counted, plain
+
+if TYPE_CHECKING:
+    from unstuck.blobs.keys import Recovery
+    from unstuck.blobs.objects import Objects
+
+
+def recover(
+    *,
+    from_: Annotated[str, Parameter(name="--from")],
+    key: Path,
+    list_: Annotated[bool, Parameter(name="--list", negative="")] = False,
+    restore: str | None = None,
+    to: Path | None = None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    credentials: Path | None = None,
+) -> int:
+    """List backups, or restore one into a folder, from the store of objects alone.
+
+    Parameters
+    ----------
+    from_
+        Where the backups are: s3://bucket/prefix, file:///folder, or a folder.
+    key
+        The recovery file that `unstuck up` wrote (recovery-key.json).
+    list_
+        List what is there (this is what it does without --restore, too).
+    restore
+        Id of a backup to be restored.
+    to
+        The folder to restore into; it must not be there yet.
+    endpoint
+        URL of an S3 service that is not Amazon's.
+    region
+        Its region (default: us-east-1).
+    credentials
+        File with AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=…; without it they come from the environment.
+    """
+    from unstuck.blobs.keys import FORMAT, Recovery
+    from unstuck.blobs.objects import BlobError, open_objects
+
+    os.umask(0o077)
+    try:
+        file = msgspec.json.decode(key.read_bytes(), type=Recovery)
+    except OSError as error:
+        raise CliError(f"{key} cannot be read: {error.strerror}.") from None
+    except msgspec.DecodeError:
+        raise CliError(f"{key} is no recovery file.") from None
+    if file.format != FORMAT:
+        raise CliError(f"{key} has format {file.format}, this version of Unstuck knows {FORMAT}.")
+    if (restore is None) != (to is None):
+        raise CliError("--restore ID and --to FOLDER belong together.")
+    if list_ and restore is not None:
+        raise CliError("--list or --restore, not both.")
+    try:
+        objects = open_objects(location(from_, endpoint, region, credentials))
+    except ValueError as error:
+        raise CliError(f"--from {from_}: {error}.") from None
+    try:
+        if restore is None or to is None:
+            return _list(objects, file)
+        return _restore(objects, file, restore, to)
+    except BlobError as error:
+        raise CliError(f"The store of objects did not do it ({error.problem}): {error.reason}") from None
+
+
+def _list(objects: Objects, file: Recovery) -> int:
+    from unstuck.blobs.restore import list_backups
+
+    found = list_backups(objects, file.cloud_key)
+    for item in found:
+        if item.manifest is None:
+            print(plain(f"FAULT  {item.prefix}: {item.fault}"))
+            continue
+        known = item.manifest
+        taken = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(known.taken_at))
+        print(
+            plain(
+                f"{known.backup_id}  {taken}  {known.datastore.type} {known.datastore.server_version}  "
+                f"{known.size} bytes  instance {known.instance_name} ({known.instance_id})  "
+                f"backup {known.backup_name}"
+            )
+        )
+        if item.fault:
+            print(plain(f"FAULT  {known.backup_id}: {item.fault}"))
+    bad = sum(item.fault is not None for item in found)
+    print(f"{counted(len(found), 'backup')} of cloud {file.cloud_id}, {bad} of them not whole.")
+    return 1 if bad else 0
+
+
+def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
+    from unstuck.blobs.chunks import Damaged
+    from unstuck.blobs.keys import BadKey
+    from unstuck.blobs.restore import Lost, list_backups, plain_pieces
+
+    all_of_it = list_backups(objects, file.cloud_key)
+    mine = [item for item in all_of_it if item.prefix.split("/")[1] == backup_id]
+    good = [item.manifest for item in mine if item.manifest is not None and item.fault is None]
+    if not good:
+        why = "; ".join(item.fault for item in mine if item.fault) or "there is no manifest of it"
+        raise CliError(f"Backup {backup_id} cannot be restored: {why}.")
+    manifest = good[0]
+    if manifest.content != "tar":
+        raise CliError(f"Backup {backup_id} holds {manifest.content}, which this version cannot unpack.")
+    target = to.expanduser().absolute()
+    if target.exists():
+        raise CliError(f"{target} is there already: name a folder that is not.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < manifest.size:
+        raise CliError(f"{target.parent} has {free} bytes free, and the backup holds {manifest.size}.")
+    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    part.mkdir()
+    try:
+        _unpack(plain_pieces(objects, manifest, file.identity), part)
+        part.rename(target)
+    except (Damaged, Lost, BadKey) as error:
+        raise CliError(f"Backup {backup_id} cannot be restored, and nothing was left: {error}.") from None
+    except tarfile.TarError as error:
+        raise CliError(f"Backup {backup_id} is whole, but not the archive it says: {error}.") from None
+    except OSError as error:
+        what = f"{error.filename or target}: {error.strerror or error}"
+        raise CliError(f"Backup {backup_id} was not restored, and nothing was left: {what}.") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    made = manifest.datastore
+    print(plain(f"Restored {manifest.size} bytes of {made.type} into {target}."))
+    print(plain(f"A server of that version can be started on it: {made.type} {made.server_version}."))
+    return 0
+
+
+def _unpack(pieces: Iterator[bytes], folder: Path) -> None:
+    """All pieces are read to the end: what lies behind the archive's end is checked as well."""
+    from unstuck.blobs.restore import PiecesFile
+
+    with tarfile.open(fileobj=PiecesFile(pieces), mode="r|", bufsize=1 << 20) as archive:
+        for member in archive:
+            _unpack_one(archive, member, folder)
+    for _ in pieces:
+        pass
+    os.sync()
+
+
+def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Files and folders below ``folder``, for their owner only; a base backup holds nothing else."""
+    parts = Path(member.name).parts
+    if member.name.startswith("/") or ".." in parts:
+        raise tarfile.TarError(f"it names {member.name!r}, which lies outside")
+    path = folder.joinpath(*parts)
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    data = archive.extractfile(member) if member.isreg() else None
+    if data is None:
+        raise tarfile.TarError(f"{member.name!r} is neither a file nor a folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        shutil.copyfileobj(data, file, 1 << 20)
