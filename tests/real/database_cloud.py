@@ -650,10 +650,12 @@ def _written(pid: int) -> int:
 
 
 def _reads_log(pid: int) -> bool:
-    """It has a segment of the write-ahead log open."""
+    """It has a segment of the write-ahead log open for reading; for writing it has one all the time."""
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if "/pg_wal/0" in str(path.readlink()):
-                    return True
+                    words = (path.parents[1] / "fdinfo" / path.name).read_text().split()
+                    if int(words[words.index("flags:") + 1], 8) & os.O_ACCMODE == os.O_RDONLY:
+                        return True
     return False

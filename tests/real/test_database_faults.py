@@ -47,6 +47,7 @@ def test_an_agent_killed_in_each_phase(shop: Instance, phase: str) -> None:
 @pytest.mark.slow
 @proves("T4", ends="COMPLETED by the same attempt")
 def test_an_agent_frozen_for_less_than_its_lease(shop: Instance) -> None:
+    shop.made.settings(copying=60.0, finishing=60.0, uploading=60.0)
     backup, holds = shop.held("copying")
     agent = shop.hold(shop.agent())
     holds[0].go_on()
