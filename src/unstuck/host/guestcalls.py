@@ -22,7 +22,7 @@ from unstuck.core.port import Port
 from unstuck.core.server.data import Want
 from unstuck.core.time import backoff
 from unstuck.host.control import DatabaseControl, Declined, Refused, Unreachable
-from unstuck.host.pieces import Pieces
+from unstuck.host.pieces import Pieces, digest
 
 T = TypeVar("T")
 
@@ -135,12 +135,14 @@ class Desk:
     """Where calls for guests are made."""
 
     def __init__(
-        self, port: Port, control: DatabaseControl, voice: Voice, open_place: Callable[[Place], Pieces]
-    ) -> None:
+        self, port: Port, control: DatabaseControl, voice: Voice, open_place: Callable[[Place], Pieces],
+        digest_of: Callable[[bytes], Awaitable[str]] = digest,
+    ) -> None:  # fmt: skip
         self.port = port
         self.control = control
         self.voice = voice
         self._open_place = open_place
+        self.digest = digest_of
 
     def place(self, place: Place) -> Pieces:
         try:

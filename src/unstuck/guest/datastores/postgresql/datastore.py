@@ -142,7 +142,7 @@ class PostgreSQL:
         version, identifier, digest, root, pending = row
         facts = {"server_version": str(version).split(" ")[0], "system_identifier": str(identifier)}
         if pending:
-            facts["pending_restart"] = str(pending)
+            facts["pending_restart"] = str(pending)[:250]
         if self._refused:
             facts["settings_refused"] = self._refused
         if want is None:
