@@ -119,6 +119,7 @@ def claim_capture(
 
 def renew_capture(tx: Tx, server_id: str, image_id: str, *, nonce: str, seconds: float) -> bool:
     """Bytes arrive: neither lease nor deadline runs out. False where the delivery has lost the image."""
+    load_server(tx, server_id, lock=True)  # before the image: whoever ends this has them in that order
     if not rows.renew_upload(tx, image_id, nonce=nonce, seconds=seconds):
         return False
     _postpone(tx, server_id, PATIENCE)
