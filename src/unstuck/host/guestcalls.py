@@ -26,7 +26,8 @@ from unstuck.host.pieces import Pieces, digest
 
 T = TypeVar("T")
 
-PIECES_MAX: Final = 1 << 20
+PIECES_MAX: Final = 100_000
+"""What one message can name: 400 GB in pieces of 4 MiB."""
 AHEAD: Final = 64
 """How far a piece's number may be ahead of what is stored: several are on their way at once."""
 _OVERHEAD: Final = 4096
@@ -189,7 +190,9 @@ class Desk:
 
 def check_chunk(chunk: Chunk, chunk_size: int, stored: int) -> None:
     """Raise :class:`Said` unless a piece can be one of this attempt's."""
-    if not 0 <= chunk.index < min(stored + AHEAD, PIECES_MAX):
+    if chunk.index >= PIECES_MAX:
+        raise refuse("invalid", f"a backup has at most {PIECES_MAX} pieces: it needs larger ones")
+    if not 0 <= chunk.index < stored + AHEAD:
         raise refuse("invalid", f"piece {chunk.index} is not one of the next ones")
     if not 0 < chunk.length <= chunk_size:
         raise refuse("invalid", f"piece {chunk.index} must have 1 to {chunk_size} bytes of data")

@@ -58,6 +58,7 @@ LOOK_AGAIN: Final = 5.0
 BETWEEN: Final = 0.2
 """Seconds between two reports of one guest."""
 TEXT_MAX: Final = 256 * 1024
+"""Bytes of an answer to a question: the agents' API takes a JSON body of 1 MiB."""
 START_MAX: Final = 64
 
 log = structlog.get_logger(__name__)
@@ -261,8 +262,8 @@ class GuestService:
     async def _answered(self, guest: Guest, given: Answered) -> Response:
         if given.ask_id not in guest.asks:
             return Done()  # too late: nobody waits for it any more
-        if len(given.text) > TEXT_MAX:
-            raise refuse("invalid", f"the answer is longer than {TEXT_MAX} characters")
+        if len(given.text.encode(errors="replace")) > TEXT_MAX:
+            raise refuse("invalid", f"the answer is longer than {TEXT_MAX} bytes")
         word = Answer(self._voice.incarnation, given.text)
         try:
             await self._desk.call("answer", "gone", lambda: self._control.answer(given.ask_id, word))
