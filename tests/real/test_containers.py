@@ -245,6 +245,7 @@ def test_a_guest_is_nobody_on_the_host_and_can_do_little(tmp_path: Path, image: 
             assert "Read-only file system" in inside(pid, "touch", "/run/unstuck-host/x")
             assert inside(pid, "touch", "/run/x", "/tmp/x", "/var/lib/unstuck/x") == ""
             assert "drwxrwxrwt" in inside(pid, "ls", "-ld", "/tmp")
+            assert inside(pid, "touch", "/dev/shm/x") == ""  # where a datastore's processes share memory
             assert "eth" not in inside(pid, "cat", "/proc/net/dev")
 
     asyncio.run(scene())
