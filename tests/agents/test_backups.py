@@ -17,10 +17,12 @@ from tests.backup_world import set_instance
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import open_chunk
 from unstuck.blobs.manifest import manifest_key
+from unstuck.control.backup_blobs import ThreadedBlobs
 from unstuck.core.backup import change
-from unstuck.core.backup.data import Done, Gave
+from unstuck.core.backup.data import Done, Gave, Rotten, Verified
 from unstuck.core.instance.wire import AskGrant, RestoreGrant, Taken
 from unstuck.store import backup_rows, backups
+from unstuck.store.backup_work import Work, Written
 from unstuck.store.engine import Store
 from unstuck.store.figures import figures
 
@@ -446,3 +448,62 @@ def test_what_an_agent_says_of_its_failure_is_kept_within_bounds(store: Store, t
         assert len(row.backup.ended.reason) <= 1000
 
     run(store, tmp_path, play)
+
+
+class Stuck(ThreadedBlobs):
+    """A control plane that is killed while it verifies: its answer never comes."""
+
+    async def verify(self, work: Work, seconds: float) -> tuple[Verified, Written] | Rotten:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+
+def test_a_control_plane_that_dies_while_it_verifies_is_followed_by_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unstuck.control.backups.LEASE_MORE", 0.5)
+
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        instance = await cloud.instance()
+        port = cloud.control_port()
+        task = cloud.control_backups(port, job=1.0, blobs=Stuck(cloud.stores, cloud.keyring))
+        backup_id = await instance.complete()
+        await cloud.until(lambda: cloud.row(backup_id).owner is not None)
+        port.end(0)
+        await task
+        assert cloud.status(backup_id) == "SAVING"
+        port = cloud.control_port()
+        task = cloud.control_backups(port, job=1.0)
+        await cloud.ended(backup_id)
+        assert cloud.status(backup_id) == "COMPLETED"
+        port.end(0)
+        await task
+
+    asyncio.run(whole())
+
+
+def test_of_two_control_planes_each_backup_is_verified_by_one(store: Store, tmp_path: Path) -> None:
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        counts = [Counting(cloud.stores, cloud.keyring) for _ in range(2)]
+        ports = [cloud.control_port() for _ in counts]
+        tasks = [cloud.control_backups(p, blobs=c) for p, c in zip(ports, counts, strict=True)]
+        ids = [await (await cloud.instance()).complete() for _ in range(6)]
+        for backup_id in ids:
+            await cloud.ended(backup_id)
+        assert [cloud.status(backup_id) for backup_id in ids] == ["COMPLETED"] * 6
+        assert sum(count.verified for count in counts) == 6
+        for port, task in zip(ports, tasks, strict=True):
+            port.end(0)
+            await task
+
+    asyncio.run(whole())
+
+
+class Counting(ThreadedBlobs):
+    verified = 0
+
+    async def verify(self, work: Work, seconds: float) -> tuple[Verified, Written] | Rotten:
+        self.verified += 1
+        return await super().verify(work, seconds)
