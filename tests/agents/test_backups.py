@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.backup_world import set_instance
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import open_chunk
 from unstuck.blobs.manifest import manifest_key
+from unstuck.blobs.site import BackupSite
+from unstuck.blobs.stores import Stores
 from unstuck.control.backup_blobs import ThreadedBlobs
 from unstuck.core.backup import change
 from unstuck.core.backup.data import Done, Gave, Rotten, Verified
@@ -507,3 +510,19 @@ class Counting(ThreadedBlobs):
     async def verify(self, work: Work, seconds: float) -> tuple[Verified, Written] | Rotten:
         self.verified += 1
         return await super().verify(work, seconds)
+
+
+def test_a_host_that_sends_slowly_holds_up_only_itself() -> None:
+    async def play() -> None:
+        there = BackupSite(Stores(Path("/nonexistent"), Path("/nonexistent")), None)
+        async with contextlib.AsyncExitStack() as slow:
+            for _ in range(4):
+                await slow.enter_async_context(there.object_in_memory("slow", 1.0))
+            with pytest.raises(TimeoutError):
+                await slow.enter_async_context(there.object_in_memory("slow", 0.05))
+            async with there.object_in_memory("other", 1.0):
+                pass
+        async with there.object_in_memory("slow", 1.0):
+            pass
+
+    asyncio.run(play())
