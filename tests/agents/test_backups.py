@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import msgspec
+import pysqlite3
 import pytest
 from agents_site import HOST
 from backup_site import BackupCloud, Instance
@@ -28,6 +29,7 @@ from unstuck.store import backup_rows, backups
 from unstuck.store.backup_work import Work, Written
 from unstuck.store.engine import Store
 from unstuck.store.figures import figures
+from unstuck.store.generation import rise
 
 Play = Callable[[BackupCloud], Awaitable[None]]
 
@@ -526,3 +528,34 @@ def test_a_host_that_sends_slowly_holds_up_only_itself() -> None:
             pass
 
     asyncio.run(play())
+
+
+def test_a_store_set_back_to_before_the_backup_was_taken_finds_it_complete(
+    store: Store, tmp_path: Path
+) -> None:
+    """Its older copy knows the backup as one that nobody took, and its deadline is over."""
+    older = tmp_path / "older.db"
+
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        instance = await cloud.instance()
+        backup_id = await instance.backup(claim=1.0)
+        with contextlib.closing(pysqlite3.connect(str(tmp_path / "store.db"))) as connection:
+            connection.execute(f"VACUUM INTO '{older}'")
+        taken = await instance.taken(backup_id)
+        await instance.end(backup_id, Done(await instance.write(backup_id, taken)))
+        copy = Store(f"sqlite:///{older}")
+        try:
+            await copy.run(rise, "an older copy was put back")
+            cloud.store = copy
+            assert cloud.status(backup_id) == "NEW"
+            port = cloud.control_port()
+            task = cloud.control_backups(port)
+            row = await cloud.ended(backup_id)
+            assert (cloud.status(backup_id), row.size) == ("COMPLETED", 15000)
+            port.end(0)
+            await task
+        finally:
+            copy.close()
+
+    asyncio.run(whole())
