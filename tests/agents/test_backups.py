@@ -153,18 +153,40 @@ def test_a_finished_backup_whose_report_was_lost_is_found_and_complete(store: St
     run(store, tmp_path, play)
 
 
-def test_an_agent_that_lives_and_does_nothing_is_given_up_and_told(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["starting", "copying", "finishing", "uploading"])
+def test_an_agent_that_lives_and_does_nothing_is_given_up_in_each_phase_and_told(
+    store: Store, tmp_path: Path, phase: str
+) -> None:
+    """Its tool hangs, and it says so itself, each time with a greater age of its last progress."""
+
     async def play(cloud: BackupCloud) -> None:
         instance = await cloud.instance()
-        backup_id = await instance.backup(copying=1.0, attempts=1)
+        backup_id = await instance.backup(attempts=1, **{phase: 1.0})
         taken = await instance.taken(backup_id)
         began = time.monotonic()
+        nonce = taken.frame.nonce
         await refused(
-            lambda: instance.renew(backup_id, idle=time.monotonic() - began, nonce=taken.frame.nonce)
+            lambda: instance.renew(backup_id, phase=phase, idle=time.monotonic() - began, nonce=nonce)
         )
         row = await cloud.ended(backup_id)
         assert row.backup.ended is not None
-        assert row.backup.ended.reason == "it copied the data and nothing moved for 1 s"
+        assert row.backup.ended.reason.endswith("nothing moved for 1 s")
+        assert time.monotonic() - began < 20.0
+
+    run(store, tmp_path, play)
+
+
+def test_an_agent_that_moves_all_the_time_ends_with_the_time_it_was_given_in_all(
+    store: Store, tmp_path: Path
+) -> None:
+    async def play(cloud: BackupCloud) -> None:
+        instance = await cloud.instance()
+        backup_id = await instance.backup(total=1.0)
+        taken = await instance.taken(backup_id)
+        await refused(lambda: instance.renew(backup_id, nonce=taken.frame.nonce))
+        row = await cloud.ended(backup_id)
+        assert row.backup.ended is not None
+        assert row.backup.ended.reason == "it took longer than it was given in all"
 
     run(store, tmp_path, play)
 
