@@ -337,6 +337,24 @@ def test_out_of_the_trash_with_all_that_it_had(trove: Trove, site: DatabaseSite)
     trove.refused("POST", f"/instances/{key}/action", 409, "conflict", json={"undelete": {}})
 
 
+def test_a_project_may_go_while_its_last_instances_are_in_the_trash(
+    trove: Trove, operator: Trove, site: DatabaseSite
+) -> None:
+    """Its owner has given them up, and can do nothing to be rid of them sooner."""
+    key = ready(trove, site)
+    project = f"/identity/v3/projects/{trove.project}"
+    refused = operator.cloud.ask("DELETE", project)
+    assert (refused.status_code, "1 database instance" in refused.text) == (409, True)
+    trove.ask("DELETE", f"/instances/{key}")
+    site.settle(4)
+    assert operator.cloud.ask("DELETE", project).status_code == 204
+    assert operator.get(f"/mgmt/instances/{key}")["instance"]["deleted"] is True
+    operator.bad("POST", f"/instances/{key}/action", json={"undelete": {}})
+    operator.post(f"/instances/{key}/action", {"reset_status": {"force_delete": True}})
+    site.settle(6)
+    operator.missing("GET", f"/mgmt/instances/{key}")
+
+
 def test_a_mark_forces_a_look_and_its_variant_deletes_for_good(trove: Trove, site: DatabaseSite) -> None:
     key = ready(trove, site)
     trove.post(f"/instances/{key}/action", {"reset_status": {}})

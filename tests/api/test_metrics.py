@@ -47,7 +47,8 @@ def age(store: Store, seconds: float) -> None:
 def test_a_quiet_cloud_has_nothing_unsettled(cloud: Cloud) -> None:
     found = scrape(cloud)
     for kind in (
-        "server_building", "server_changing", "server_deleting", "operation", "image_upload", "ask",
+        "server_building", "server_changing", "server_deleting", "instance", "operation", "image_upload",
+        "ask",
     ):  # fmt: skip
         assert found["unstuck_unsettled", kind] == 0
         assert found["unstuck_overdue", kind] == 0

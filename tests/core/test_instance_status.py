@@ -70,7 +70,7 @@ CELLS: list[tuple[str, Instance, tuple[str, str]]] = [
     ("its server was rebooted by an administrator", but(ACTIVE, server=server(operation=REBOOT)),
      ("REBOOT", "")),
     ("its server is off", but(ACTIVE, server=OFF), ("SHUTDOWN", "")),
-    ("settings need a restart", but(ACTIVE, seen=view(facts={"restart_required": "true"})),
+    ("settings need a restart", but(ACTIVE, seen=view(facts={"pending_restart": "shared_buffers"})),
      ("RESTART_REQUIRED", "HEALTHY")),
     ("it is deleted", but(ACTIVE, deleted=True), ("SHUTDOWN", "")),
     ("it is deleted and failed", but(ACTIVE, deleted=True, failure=FAILURE), ("SHUTDOWN", "")),

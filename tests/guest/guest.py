@@ -130,7 +130,10 @@ class Guest:
         return path.read_text() if path.exists() else ""
 
     def server_pid(self) -> int:
-        return int((self.volume / "database" / "pg" / "postmaster.pid").read_text().split()[0])
+        """0: there is none."""
+        with contextlib.suppress(FileNotFoundError, IndexError):
+            return int((self.volume / "database" / "pg" / "postmaster.pid").read_text().split()[0])
+        return 0
 
     def connect(
         self, user: str = "anna", database: str = "shop", password: str = PASSWORD, **more: Any
@@ -169,10 +172,11 @@ class Guest:
         """The container's end."""
         if self.agent is not None:
             self.kill()
-        with contextlib.suppress(OSError, ValueError):
-            pid = self.server_pid()
+        pid = self.server_pid()
+        if pid:
             for number in (signal.SIGCONT, signal.SIGQUIT):
-                os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             end = time.monotonic() + 10
             while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
                 with contextlib.suppress(ChildProcessError):
@@ -181,6 +185,35 @@ class Guest:
                     break
                 time.sleep(0.02)
         self.served.close()
+
+    def end_server(self) -> None:
+        """In order, as the container's end does."""
+        pid = self.server_pid()
+        os.kill(pid, signal.SIGINT)
+        wait_for(lambda: not (self.volume / "database" / "pg" / "postmaster.pid").exists(), 30)
+
+
+def processes_with(path: Path) -> list[int]:
+    """Those that have this path on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.fsencode(path) in (entry / "cmdline").read_bytes() and not _zombie(int(entry.name)):
+                    found.append(int(entry.name))
+    return found
+
+
+def processes_named(name: str, place: Path) -> list[int]:
+    """The programs of this name (not their leashes) that have a path below this one on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes()
+                if words.split(b"\0")[0].endswith(name.encode()) and os.fsencode(place) in words:
+                    found.append(int(entry.name))
+    return found
 
 
 def _zombie(pid: int) -> bool:

@@ -209,9 +209,9 @@ async def said(driver: Driver, want: Want, text: str, seconds: float = 20.0) -> 
 
 
 def inside(pid: int, *command: str) -> str:
-    """Run a command of the guest's own tree where the guest is; as the host's root, who may more."""
+    """Run a command of the guest's own tree where the guest is, as its root."""
     done = subprocess.run(
-        ["nsenter", "-t", str(pid), "-m", "-p", "-n", "--", "/bin/busybox", *command],
+        ["nsenter", "-t", str(pid), "-U", "-m", "-p", "-n", "--", "/bin/busybox", *command],
         capture_output=True, text=True, check=False, timeout=30, cwd="/",
         env={"PATH": os.environ["PATH"]},
     )  # fmt: skip

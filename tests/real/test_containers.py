@@ -23,6 +23,7 @@ from unstuck.host.driver import DriverError
 from unstuck.host.drivers.folder import write_identity
 from unstuck.host.drivers.instant import InstantDriver
 from unstuck.host.drivers.machines import Machines
+from unstuck.host.drivers.podman import cgroups
 from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 from unstuck.host.drivers.process import run
 from unstuck.host.images import ImageCache
@@ -85,6 +86,7 @@ from unstuck.core.server.data import Want
 from unstuck.host.drivers.folder import write_identity
 from unstuck.host.drivers.instant import InstantDriver
 from unstuck.host.drivers.machines import Machines
+from unstuck.host.drivers.podman import cgroups
 from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 from unstuck.host.images import FolderSource, ImageCache
 from unstuck.host.networks.bridge import Bridges
@@ -374,7 +376,8 @@ def test_doctor_sees_containers_and_down_ends_them(tmp_path: Path, image: Path) 
             gone = [msgspec.structs.replace(item, deleted=True) for item in expected]
             assert [item.kind for item in compare(gone, real, "qemu")] == ["not-removed"] * 2
             assert await boxes.end_all(stage.state, 10.0) == 2
-            assert stage.left_over(driver) == []
+            assert not driver.places.path.exists()
+            assert not cgroups.servers(driver.places.group)
             for want in (one, other):
                 assert "ended in order" in await driver.console(want.server_id, None)
             real = await asyncio.to_thread(look, stage.state)
@@ -399,5 +402,47 @@ def test_a_copied_folder_is_refused_while_the_containers_of_the_first_live(
                 second.claim()
             await driver.quit(want)
             second.claim()
+
+    asyncio.run(scene())
+
+
+def test_after_a_reboot_of_the_host_a_guest_starts_again_on_its_data(tmp_path: Path, image: Path) -> None:
+    """What a start wrote into the server's folder is there, and nothing else of it is."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, want = stage.driver(), stage.want()
+            await settle(driver, want)
+            await said(driver, want, "start 1")
+            record = stage.folder(want).path / "container.json"
+            kept = record.read_bytes()
+            assert await boxes.end_all(stage.state, 10.0) == 1
+            record.write_bytes(kept)
+            heir = stage.driver()
+            again = msgspec.structs.replace(want, disk_recorded=True)
+            assert isinstance((await heir.look(again)).guest, Mute)
+            assert await settle(heir, again) is Step.AT_REST
+            await said(heir, again, "start 2")
+
+    asyncio.run(scene())
+
+
+def test_what_only_the_runtime_knows_of_is_removed_too(tmp_path: Path, image: Path) -> None:
+    """Podman forgets a container that its runtime still has; the kernel's group tells its name."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, want = stage.driver(), stage.want()
+            await settle(driver, want)
+            (stage.folder(want).path / "container.id").unlink()
+            podman = driver.places.podman / "root"
+            podman.rename(driver.places.podman / "lost")
+            heir = stage.driver()
+            assert isinstance((await heir.look(want)).guest, Mute)
+            await heir.quit(want)
+            assert list((driver.places.podman / "runtime").iterdir()) == []
+            assert not cgroups.servers(driver.places.group)
+            again = msgspec.structs.replace(want, disk_recorded=True)
+            assert await settle(heir, again) is Step.AT_REST
 
     asyncio.run(scene())

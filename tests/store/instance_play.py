@@ -91,6 +91,9 @@ class Databases(Cloud):
         assert loaded is not None
         return loaded.settled
 
+    def settled_server(self, server_id: str) -> bool:
+        return super().settled(server_id)
+
     def shown(self, name: str = "db") -> tuple[str, str]:
         def look(tx: Tx) -> tuple[str, str]:
             loaded = load_instance(tx, name)

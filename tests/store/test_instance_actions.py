@@ -395,6 +395,16 @@ def test_what_cannot_be_read_of_one_spoils_nobody_else(cloud: Databases) -> None
     assert cloud.instance().unreadable == ()
 
 
+def test_what_data_was_made_from_is_needed_only_until_it_is_made(cloud: Databases) -> None:
+    cloud.create_db("new")
+    cloud.place("server-new")
+    cloud.store.transact(lambda tx: tx.execute(sa.update(table).values(origin="{")))
+    assert cloud.db_want("new") is None
+    want = cloud.db_want()
+    assert want is not None
+    assert want.data_recorded
+
+
 def test_history_is_kept_and_nothing_of_it_stays_open(cloud: Databases) -> None:
     cloud.act(instances.rename_instance, "db", "renamed")
     cloud.act(instances.delete_instance, force=True)

@@ -7,13 +7,31 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from unstuck.store import agents, asks, clock, figures, networks, quotas, rows, server_lists, servers
+from unstuck.store import (
+    agents,
+    asks,
+    clock,
+    database_quotas,
+    figures,
+    instance_backups,
+    instance_guests,
+    instance_rows,
+    instance_want,
+    instance_work,
+    networks,
+    quotas,
+    rows,
+    server_lists,
+    servers,
+)
 from unstuck.store.engine import Store, Tx
 from unstuck.store.prepared import Prepared
 
 OFTEN: dict[str, tuple[Prepared, str]] = {
     "due servers": (servers._DUE, "ix_servers_due"),
     "servers on their way": (figures._SERVERS, "ix_servers_due"),
+    "due instances": (instance_work._DUE, "ix_instances_due"),
+    "instances on their way": (figures._OTHERS["instance"], "ix_instances_due"),
     "open operations": (figures._OTHERS["operation"], "uq_operations_open"),
     "uploads": (figures._OTHERS["image_upload"], "ix_images_upload_until"),
     "tombstones": (figures._TOMBSTONES, "ix_placements_tombstone"),
@@ -27,7 +45,7 @@ def plan(tx: Tx, query: Prepared) -> str:
     if tx.postgresql:
         tx.execute(sa.text("SET LOCAL enable_seqscan = off"))
     compiled: Any = query._statement.compile(dialect=tx.conn.dialect)
-    values = {**compiled.params, **{name: 1 for name in compiled.params if name in ("now", "most")}}
+    values = {**compiled.params, **{name: 1 for name in compiled.params if name in ("now", "most", "wall")}}
     given: Any = values if tx.postgresql else tuple(values[name] for name in compiled.positiontup)
     prefix = "EXPLAIN " if tx.postgresql else "EXPLAIN QUERY PLAN "
     return "\n".join(str(row[-1]) for row in tx.conn.exec_driver_sql(prefix + compiled.string, given))
@@ -57,6 +75,14 @@ WHOLE = {
     "the next free address": networks._GAP,
     "a project's servers": quotas._USED,
     "room on a host": servers._USED,
+    "an instance": instance_rows._ONE,
+    "an instance's server": instance_rows._HOST,
+    "the instance in a server": instance_rows._OF_SERVER,
+    "what is wanted of a database": instance_want._IN_SERVER,
+    "a guest's report": instance_guests._OBSERVE,
+    "a guest's hello": instance_guests._REGISTRATION,
+    "an instance's live backup": instance_backups._LIVE_OF_ONE,
+    "what databases a project has": database_quotas._USED,
     "due servers": servers._DUE,
     "the clock": clock._TICK,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from unstuck.api.notify import Notifier
+from unstuck.core.instance.data import TRASH
 
 HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
@@ -32,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     images_per_project: int = 1000
     upload_lease_seconds: float = 60.0
     """How long an image upload stays its holder's while no bytes flow."""
+    database_trash_seconds: float = TRASH
+    """How long the volume of a deleted database instance is kept."""
     metrics_token: str | None = None
     """Lets others than this machine itself read ``/metrics``."""
 

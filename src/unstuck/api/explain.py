@@ -11,6 +11,7 @@ from unstuck.api.database.views import extension
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.core.backup.status import status as backup_status
+from unstuck.core.instance.explain import explain as explain_instance
 from unstuck.core.instance.status import status as instance_status
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
@@ -46,8 +47,9 @@ async def explain_one(call: Call) -> Reply:
 async def _instance(call: Call) -> Reply:
     found = await call.store.run_read(show_instance, call.params["id"], _scope(call), deleted=None)
     item, state = found.item, instance_status(found.item.facts, found.now)
+    said = msgspec.to_builtins(explain_instance(item.facts, found.now))
     told = {"status": state.status, "operating_status": state.operating_status, **extension(item, found.now)}
-    return Reply({"kind": "instance", "id": item.id, "name": item.name, **told})
+    return Reply({"kind": "instance", "id": item.id, "name": item.name, **said, **told})
 
 
 async def _backup(call: Call) -> Reply:

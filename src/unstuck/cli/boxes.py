@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def left(state: State) -> frozenset[str]:
     return frozenset()
 
 
+def _forget(mine: Places) -> None:
+    """What podman has of a host with no container is nothing that anybody needs; the next start makes it."""
+    if cgroups.living(mine.group):
+        return
+    shutil.rmtree(mine.path, ignore_errors=True)
+    cgroups.remove(mine.group)
+
+
 def _tell(guest: GuestProcess) -> None:
     """SIGTERM by a descriptor that cannot come to mean another process."""
     with contextlib.suppress(ProcessLookupError):
@@ -74,9 +83,9 @@ async def end_all(state: State, patience: float) -> int:
     from unstuck.host.images import FolderSource, ImageCache, no_barrier
 
     mine, guests = places(state), running(state)
-    servers = {guest.server_id for guest in guests} | left(state)
-    if mine is None or not servers:
+    if mine is None or not mine.path.is_dir():
         return 0
+    servers = {guest.server_id for guest in guests} | left(state)
     for guest in guests:
         _tell(guest)
     for _ in range(int(patience / _POLL)):
@@ -87,4 +96,5 @@ async def end_all(state: State, patience: float) -> int:
     containers = Containers(Engine(mine, abilities()), cache, no_barrier, lambda _: None)
     for server_id in sorted(servers):
         await containers.wipe(ServerFolder(state.host, server_id))
+    await asyncio.to_thread(_forget, mine)
     return len(guests)

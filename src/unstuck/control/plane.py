@@ -31,6 +31,7 @@ from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.keys import set_up_backups
 from unstuck.control.loop import Controller
 from unstuck.control.setup import set_up
+from unstuck.core.instance.data import TRASH
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.marks import MarkFile, Marks
@@ -38,7 +39,7 @@ from unstuck.runtime.metrics import Metrics
 from unstuck.runtime.port import AsyncPort, at_once
 from unstuck.runtime.processes import myself
 from unstuck.runtime.service import Service
-from unstuck.runtime.state import State
+from unstuck.runtime.state import State, StateError
 from unstuck.store.engine import Store
 from unstuck.store.migrate import alone, ensure_schema_apart
 
@@ -167,7 +168,24 @@ async def run(
 
 
 def _settings(state: State, public_url: str | None) -> Settings:
-    return Settings(state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token())
+    return Settings(
+        state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token(),
+        database_trash_seconds=trash_seconds(os.environ.get(TRASH_VARIABLE)),
+    )  # fmt: skip
+
+
+TRASH_VARIABLE = "UNSTUCK_TRASH_SECONDS"
+
+
+def trash_seconds(given: str | None) -> float:
+    """How long deleted databases are kept. Raises :class:`StateError` for what is no number of seconds."""
+    try:
+        seconds = TRASH if given is None else float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise StateError(f"{TRASH_VARIABLE}: {given!r} is not a number of seconds from 0 on")
+    return seconds
 
 
 def _collect_less() -> None:

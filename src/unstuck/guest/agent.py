@@ -38,7 +38,7 @@ from unstuck.guest.backup import Backups
 from unstuck.guest.control import Away, GuestControl
 from unstuck.guest.datastore import Datastore, DatastoreError
 from unstuck.guest.restore import restore
-from unstuck.guest.wire import Threads, ask
+from unstuck.guest.wire import PROTOCOL_PAUSE, OtherVersion, Threads, ask
 
 T = TypeVar("T")
 
@@ -99,6 +99,12 @@ class Agent:
         while True:
             try:
                 answer, _ = await self._effect(name, lambda: ask(self._control, request))
+            except OtherVersion as error:
+                answer = NotNow("refused", str(error), PROTOCOL_PAUSE)
+                if not isinstance(request, Hello):
+                    # Its host agent was replaced by one of another version, which will be as well.
+                    await self._greet()
+                    continue
             except Away as error:
                 answer = NotNow("unreachable", str(error))
             if not isinstance(answer, NotNow):

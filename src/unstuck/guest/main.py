@@ -9,12 +9,15 @@ import pwd
 import secrets
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
 from unstuck.guest.agent import Agent
+from unstuck.guest.asking_init import INIT, InitTools
+from unstuck.guest.channel import Channel
 from unstuck.guest.control import GuestControl
 from unstuck.guest.datastores.postgresql.config import Places
 from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
@@ -37,7 +40,9 @@ class Settings(argparse.Namespace):
     run: Path
     programs: Path | None
     user: str
+    init: Path | None
     mounted: bool
+    channel: Path | None
 
 
 def newest_programs() -> Path | None:
@@ -66,15 +71,22 @@ def postgresql(settings: Settings, tools: Tools, port: AsyncPort) -> PostgreSQL:
     return PostgreSQL(volume, places, programs, tools, port.clock, lambda: port.wake("look"))
 
 
-async def work(control: GuestControl, settings: Settings, tools: Tools) -> int:
+async def work(control: GuestControl | None, settings: Settings, tools: Tools) -> int:
     """Run one process of the agent; its exit code."""
+    works: dict[str, Coroutine[Any, Any, None]] = {}
+    if control is None:
+        if settings.channel is None:
+            raise FileNotFoundError("no way to the host was named (--channel)")
+        control = channel = Channel(settings.channel)
+        works["channel"] = channel.run()
     port = AsyncPort(Barriers.from_environment(settings.run), {Superseded: EXIT_SUPERSEDED})
     datastore = postgresql(settings, tools, port)
     agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("guest agent starts", volume=str(settings.volume))
-    code = await port.run({"agent": agent.run()})
+    works["agent"] = agent.run()
+    code = await port.run(works)
     log.info("guest agent ends; the database goes on running")
     return code
 
@@ -83,20 +95,35 @@ def parse(argv: list[str] | None) -> Settings:
     parser = argparse.ArgumentParser(prog="unstuck-guest", description="The agent of a database's guest.")
     parser.add_argument("--volume", type=Path, default=Path("/var/lib/unstuck"), help="the data's volume")
     parser.add_argument("--run", type=Path, default=Path("/run/unstuck"), help="for sockets")
-    parser.add_argument("--channel", type=Path, default=Path("/run/unstuck-host/guest.sock"))
+    parser.add_argument("--channel", type=Path, default=None, help="the way to the host: a socket, or a port")
     parser.add_argument("--programs", type=Path, default=None, help="folder of the datastore's programs")
     parser.add_argument("--user", default="postgres", help="the datastore's user, where there is the choice")
+    given = os.environ.get(INIT)
+    init = None if given is None else Path(given)
+    parser.add_argument("--init", type=Path, default=init, help="PID 1's socket, where it starts programs")
     parser.add_argument("--mounted", action="store_true", help="the volume has to be a mount point")
     return parser.parse_args(argv, Settings())
 
 
-def run(control: Any, settings: Settings, tools: Tools | None = None) -> int:
-    """With this channel to the host; never returns before the process is to end."""
+def make_tools(settings: Settings) -> Tools:
+    """Under PID 1 of ours it starts programs; else the agent does."""
+    return DirectTools(settings.user) if settings.init is None else InitTools(settings.init, settings.user)
+
+
+def run(control: GuestControl | None, settings: Settings) -> int:
+    """Over this way to the host, or over the channel; returns the process's exit code."""
     os.umask(0o027)
     try:
-        code = asyncio.run(work(control, settings, tools or DirectTools(settings.user)))
+        return asyncio.run(work(control, settings, make_tools(settings)))
     except OSError as error:
         logs.refuse("guest", "guest agent cannot start", str(error))
-        code = EXIT_PLACES
-    sys.stdout.flush()
-    return code
+        return EXIT_PLACES
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    settings = parse(argv)
+    logs.set_up("guest")
+    code = run(None, settings)
+    # Threads that wait for a server that is frozen must not keep a process that has ended.
+    sys.stderr.flush()
+    os._exit(code)

@@ -42,6 +42,9 @@ class _Closing(asyncio.StreamReaderProtocol):
         super().__init__(reader)
         self._reading = reading
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The reader has its transport already: that of the reading half."""
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.close()
         super().connection_lost(exc)

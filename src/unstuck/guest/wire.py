@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from unstuck.core.instance.guestwire import NotNow, Refused, Request, Response
-from unstuck.guest.control import GuestControl
+from unstuck.core.instance.guestwire import Refused, Request, Response
+from unstuck.guest.control import Away, GuestControl
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -19,6 +19,10 @@ class Superseded(Exception):
     """A newer process of this agent has come: this one ends, and does nothing any more."""
 
 
+class OtherVersion(Away):
+    """The host speaks another version of the protocol, for now. A hello has to be said again."""
+
+
 async def ask(control: GuestControl, request: Request, blob: bytes = b"") -> tuple[Response, bytes]:
     """The answer. Raises :class:`Superseded`, and what the channel raises."""
     answer, back = await control.ask(request, blob)
@@ -26,7 +30,7 @@ async def ask(control: GuestControl, request: Request, blob: bytes = b"") -> tup
         if answer.code == "superseded":
             raise Superseded(answer.reason)
         if answer.code == "protocol":
-            return NotNow("refused", f"the host speaks another version: {answer.reason}", PROTOCOL_PAUSE), b""
+            raise OtherVersion(f"the host speaks another version: {answer.reason}")
     return answer, back
 
 

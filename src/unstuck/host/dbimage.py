@@ -48,7 +48,7 @@ export PYTHONPATH=/{_CODE} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 channel=/run/unstuck-host/agent.sock
 [ -e /dev/virtio-ports/unstuck.channel.0 ] && channel=/dev/virtio-ports/unstuck.channel.0
 exec /usr/bin/python3 -m unstuck.guest.init --volume /var/lib/unstuck --agent-user unstuck --user postgres \\
-    -- /usr/bin/python3 -m unstuck.guest --mounted --channel "$channel" --init /run/unstuck/init.sock
+    -- /usr/bin/python3 -m unstuck.guest --mounted --channel "$channel"
 """
 
 

@@ -68,12 +68,13 @@ class Handler:
 
 
 class _Coming:
-    """A body on its way here; ``data`` from the moment it has room."""
+    """A body on its way here; its parts come from the moment it has room."""
 
     def __init__(self, message: int, blob: int) -> None:
         self.message = message
         self.size = message + blob
-        self.data: bytearray | None = None
+        self.room = False
+        self.parts: list[bytes | memoryview] = []
         self.at = 0
         self.waiter: asyncio.Task[None] | None = None
         self.limit: asyncio.TimerHandle | None = None
@@ -241,22 +242,21 @@ class Link:
             if too_large or self._full() or not self._handler.wants(frame.request):
                 self.drop(frame.request)
             elif len(payload) == size:
-                self._arrived(frame.request, bytes(payload), frame.message, 0)
+                self._arrived(frame.request, [payload], frame.message, 0)
             elif not payload:
                 self._open(frame.request, _Coming(frame.message, frame.blob))
             else:
                 self.drop(frame.request)
             return
-        if coming.data is None or frame.offset != coming.at or coming.at + len(payload) > coming.size:
+        if not coming.room or frame.offset != coming.at or coming.at + len(payload) > coming.size:
             self._forget(frame.request)
             self.drop(frame.request)
             return
-        coming.data[coming.at : coming.at + len(payload)] = payload
+        coming.parts.append(payload)
         coming.at += len(payload)
         if coming.at == coming.size:
-            data, coming.data = coming.data, None
             self._forget(frame.request, keep_room=True)
-            self._arrived(frame.request, data, coming.message, coming.size)
+            self._arrived(frame.request, coming.parts, coming.message, coming.size)
 
     def _full(self) -> bool:
         return len(self._coming) + self.busy >= BODIES_MAX
@@ -267,7 +267,7 @@ class Link:
 
     async def _give_credit(self, request: int, coming: _Coming) -> None:
         await self._room.take(coming.size)
-        coming.data = bytearray(coming.size)
+        coming.room = True
         seconds = GRACE + coming.size / SLOW
         coming.limit = asyncio.get_running_loop().call_later(seconds, self._too_slow, request, coming)
         self._write(Frame(Kind.CREDIT, self.nonce, request))
@@ -285,11 +285,10 @@ class Link:
             coming.waiter.cancel()
         if coming.limit is not None:
             coming.limit.cancel()
-        if coming.data is not None and not keep_room:
-            coming.data = None
+        if coming.room and not keep_room:
             self._room.give(coming.size)
 
-    def _arrived(self, request: int, data: bytes | bytearray, message: int, room: int) -> None:
+    def _arrived(self, request: int, parts: list[bytes | memoryview], message: int, room: int) -> None:
         self.busy += 1
         given = False
 
@@ -301,8 +300,21 @@ class Link:
                 if room:
                     self._room.give(room)
 
-        view = memoryview(data)
-        self._handler.body(Body(request, bytes(view[:message]), bytes(view[message:]), done))
+        self._handler.body(Body(request, *_parted(parts, message), done))
+
+
+def _parted(parts: list[bytes | memoryview], message: int) -> tuple[bytes, bytes]:
+    """Message and blob of a body; the blob, which is large, is copied once."""
+    head: list[bytes | memoryview] = []
+    at = 0
+    while message and at < len(parts):
+        head.append(parts[at][:message])
+        if len(parts[at]) > message:
+            parts[at] = memoryview(parts[at])[message:]
+            break
+        message -= len(parts[at])
+        at += 1
+    return b"".join(head), b"".join(parts[at:])
 
 
 def _cut(message: bytes, blob: bytes, offset: int) -> bytes | memoryview:

@@ -14,7 +14,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, asks, hosts, operations, placements, servers
-from unstuck.store.schema.database import backups
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.images import images
 
 
@@ -65,7 +65,23 @@ _SERVERS = Prepared(
     .where(sa.not_(servers.c.settled))
     .group_by(_KIND)
 )
+
+
+def moving(wall: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
+    """Instances that are not settled. One that stands still in the trash waits for nobody."""
+    in_trash = sa.and_(instances.c.deleted, sa.func.coalesce(instances.c.trash_until_wall, 0.0) > wall)
+    return sa.and_(sa.not_(instances.c.settled), sa.not_(in_trash))
+
+
+OPENED = sa.and_(operations.c.resource_id == instances.c.id, OPEN)
+# Since what was asked for last and is not over; a deleted one since its last news.
+UNSETTLED_SINCE = sa.func.coalesce(operations.c.since, instances.c.seen_at)
 _OTHERS = {
+    "instance": Prepared(
+        _sums(UNSETTLED_SINCE, instances.c.next_look)
+        .select_from(instances.outerjoin(operations, OPENED))
+        .where(moving(sa.bindparam("wall", type_=sa.Double)))
+    ),
     "operation": Prepared(
         _sums(operations.c.since, operations.c.deadline).select_from(operations).where(OPEN)
     ),
@@ -108,13 +124,13 @@ def _moving(row: Any, now: Now) -> Moving:
 
 
 def figures(tx: Tx) -> Figures:
-    """Everything that is on its way, and every host's state: nine statements."""
+    """Everything that is on its way, and every host's state: ten statements."""
     now = tx.now
-    moving = dict.fromkeys(SERVER_KINDS, Moving())
+    found = dict.fromkeys(SERVER_KINDS, Moving())
     for row in _SERVERS.all(tx, now=now.lease):
-        moving[row.kind] = _moving(row, now)
+        found[row.kind] = _moving(row, now)
     for kind, query in _OTHERS.items():
-        moving[kind] = _moving(query.first(tx, now=now.lease), now)
+        found[kind] = _moving(query.first(tx, now=now.lease, wall=now.wall), now)
     tombstones = _TOMBSTONES.first(tx)
     ticked = _CLOCK.first(tx)
     assert tombstones is not None and ticked is not None  # noqa: PT018
@@ -124,7 +140,7 @@ def figures(tx: Tx) -> Figures:
         states["down" if not up else "up" if row.enabled else "disabled"] += 1
     first = now.lease if tombstones.first is None else tombstones.first
     return Figures(
-        moving=moving, hosts=states, generation=ticked.generation,
+        moving=found, hosts=states, generation=ticked.generation,
         tombstones=Moving(tombstones.rows, 0, max(now.lease - first, 0.0)),
         since_tick=max(now.wall - ticked.wall, 0.0),
     )  # fmt: skip

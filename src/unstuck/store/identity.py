@@ -144,7 +144,7 @@ def delete_project(tx: Tx, project_id: str) -> None:
             images.c.project_id == project_id, images.c.deleted_wall.is_(None)
         ),
         "database instance": sa.select(sa.func.count()).select_from(instances).where(
-            instances.c.project_id == project_id, sa.not_(instances.c.removed)
+            instances.c.project_id == project_id, sa.not_(instances.c.deleted)
         ),
         "backup": sa.select(sa.func.count()).select_from(backups).where(
             backups.c.project_id == project_id, sa.not_(backups.c.deleted)

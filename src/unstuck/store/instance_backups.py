@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import msgspec
@@ -11,9 +10,10 @@ import sqlalchemy as sa
 from unstuck.core.backup.data import Attempt
 from unstuck.core.instance.data import LiveBackup
 from unstuck.core.instance.want import BackupWant
+from unstuck.store import backups
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.database import backups
+from unstuck.store.schema.database import backups as table
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -25,17 +25,17 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 _part = msgspec.json.Decoder(_Part)
-_LIVE = sa.select(backups.c.id, backups.c.instance_id, backups.c.facts).where(
-    backups.c.ended == sa.null(), backups.c.instance_id.in_(sa.bindparam("ids", expanding=True))
+_LIVE = sa.select(table.c.id, table.c.instance_id, table.c.facts).where(
+    table.c.ended == sa.null(), table.c.instance_id.in_(sa.bindparam("ids", expanding=True))
 )
 _LIVE_OF_ONE = Prepared(
-    sa.select(backups.c.id, backups.c.instance_id, backups.c.facts).where(
-        backups.c.ended == sa.null(), backups.c.instance_id == sa.bindparam("instance")
+    sa.select(table.c.id, table.c.instance_id, table.c.facts).where(
+        table.c.ended == sa.null(), table.c.instance_id == sa.bindparam("instance")
     )
 )
 _WAKE = Prepared(
-    sa.update(backups)
-    .where(backups.c.id == sa.bindparam("backup"), sa.not_(backups.c.settled))
+    sa.update(table)
+    .where(table.c.id == sa.bindparam("backup"), sa.not_(table.c.settled))
     .values(next_look=sa.bindparam("now"))
 )
 
@@ -64,35 +64,22 @@ def _live(row: Any) -> LiveBackup:
 
 def wanted(tx: Tx, instance_id: str) -> BackupWant | None:
     """The attempt that is offered to the instance's agent, or runs there."""
-    store = _store()
-    found: BackupWant | None = None if store is None else store.backup_want(tx, instance_id)
-    return found
+    return backups.backup_want(tx, instance_id)
 
 
 def superseded(tx: Tx, instance_id: str, incarnation: int) -> None:
     """A newer process of the guest agent has registered: what an older one held is given up at once."""
-    if (store := _store()) is not None:
-        store.guest_superseded(tx, instance_id, incarnation)
+    backups.guest_superseded(tx, instance_id, incarnation)
 
 
 def instance_deleted(tx: Tx, instance_id: str) -> None:
     """What runs in it is stopped at once, and ends with that reason."""
-    if (store := _store()) is not None:
-        store.instance_deleted(tx, instance_id)
+    backups.instance_deleted(tx, instance_id)
 
 
 def cancel(tx: Tx, instance_id: str, reason: str) -> None:
     """Cancel the backup that has not ended, saying why."""
-    if (store := _store()) is not None:
-        store.cancel_live(tx, instance_id, reason)
-
-
-def _store() -> Any:
-    """Loaded when it is needed: its functions use those of instances, too."""
-    try:
-        return importlib.import_module("unstuck.store.backups")
-    except ModuleNotFoundError:
-        return None
+    backups.cancel_live(tx, instance_id, reason)
 
 
 def look_at(tx: Tx, backup_id: str) -> None:

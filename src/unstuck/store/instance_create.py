@@ -98,9 +98,10 @@ def _project(_asked: AskedInstance, _ids: NewIds, caller: Caller) -> str:
 def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -> str:
     """Insert the instance with its server and port; returns its id. Nothing is there when it raises."""
     flavor = flavor_for(tx, asked.flavor_id, caller)
+    # The project first, then the backup: in that order everywhere.
+    database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
     origin, chosen = _origin(tx, asked, caller)
     images, image_id = images_for_version(tx, chosen.version)
-    database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
     ensure_service_project(tx)
     check_hosts(tx)
     size = Flavor(flavor.vcpus, flavor.ram_mb, asked.volume_gb)

@@ -26,12 +26,12 @@ _IN_SERVER = Prepared(
 
 
 def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
-    """None where the store knows no instance of this server (any more), or cannot read what it is made from:
-    its guest goes on with what it has heard."""
+    """None where the store knows no instance of this server (any more), or cannot read what its data is to be
+    made from: its guest goes on with what it has heard. Data that was made once needs that no more."""
     row = _IN_SERVER.first(tx, server=server_id)
     if row is None:
         return None
-    origin = readable.read(_origin, row.origin, None)
+    origin = readable.read(_origin, row.origin, Origin() if row.data_recorded else None)
     if origin is None:
         return None
     return DatabaseWant(

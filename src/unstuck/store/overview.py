@@ -8,8 +8,10 @@ import sqlalchemy as sa
 from unstuck.core.time import Now
 from unstuck.store.clock import since_tick
 from unstuck.store.engine import Tx
+from unstuck.store.figures import OPENED, UNSETTLED_SINCE, moving
 from unstuck.store.host_lists import HostRow, list_hosts
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, hosts, operations, placements, servers
+from unstuck.store.schema.database import instances
 from unstuck.store.schema.network import ports
 
 
@@ -36,6 +38,7 @@ def overview(tx: Tx) -> Overview:
     now = tx.now
     found = {
         "server": _unsettled(tx, now, servers, sa.not_(servers.c.settled), servers.c.next_look),
+        "instance": _unsettled(tx, now, instances, moving(sa.literal(now.wall)), instances.c.next_look),
         "operation": _unsettled(tx, now, operations, OPEN, operations.c.deadline),
     }
     of_members = placements.join(hosts, hosts.c.id == placements.c.host_id)
@@ -65,6 +68,8 @@ def _unsettled(
         opened = sa.and_(operations.c.resource_id == servers.c.id, OPEN)
         since = sa.func.coalesce(operations.c.since, servers.c.seen_at)
         source: sa.FromClause = servers.outerjoin(operations, opened)
+    elif table is instances:
+        since, source = UNSETTLED_SINCE, instances.outerjoin(operations, OPENED)
     else:
         since, source = sa.func.coalesce(operations.c.since, 0.0), table
     query = sa.select(table.c.id, since.label("since"), due.label("due")).select_from(source).where(waiting)

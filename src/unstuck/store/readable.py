@@ -9,9 +9,12 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.backup.data import Backup
+from unstuck.core.instance.data import Pending
+from unstuck.core.instance.view import DatabaseView
+from unstuck.core.instance.want import Origin
 from unstuck.core.server.data import Failure, Flavor, Former, Observation, Spec, Step, Thing, Trouble, Unclear
 from unstuck.store.schema.compute import flavors, hosts, servers
-from unstuck.store.schema.database import backups
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.identity import app_credentials, projects, users
 from unstuck.store.schema.images import images
 from unstuck.store.tx import Tx
@@ -71,6 +74,12 @@ _KINDS: list[tuple[str, sa.Table, sa.ColumnElement[Any], dict[str, Any], sa.Colu
         {"spec": Spec, "seen": Observation, "failure": Failure, "flavor": _Flavor, "meta": dict[str, str],
          "tags": _WORDS, "before": Former},
         sa.not_(servers.c.removed),
+    ),
+    (
+        "instance", instances, instances.c.name,
+        {"origin": Origin, "settings": dict[str, str], "allowed_cidrs": _WORDS, "pending": Pending,
+         "seen": DatabaseView, "failure": Failure, "guest_former": _WORDS},
+        sa.not_(instances.c.removed),
     ),
     ("host", hosts, hosts.c.hostname, {"facts": _MAP, "unknown": _WORDS}, sa.true()),
     ("image", images, images.c.name, {"tags": _WORDS, "properties": dict[str, str]},

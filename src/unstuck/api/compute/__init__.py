@@ -5,6 +5,7 @@ from __future__ import annotations
 from unstuck.api.compute import (
     actions,
     capture,
+    consoles,
     extras,
     flavors,
     hosts,
@@ -28,6 +29,7 @@ ROUTES: list[Route] = [
     *rebuild.ROUTES,
     *resize.ROUTES,
     *capture.ROUTES,
+    *consoles.ROUTES,
     *shelve.ROUTES,
     *parts.ROUTES,
     *instance_actions.ROUTES,

@@ -97,10 +97,10 @@ def extension(item: InstanceItem, now: Now) -> dict[str, Any]:
     said, seen, pending = explain(facts, now), facts.seen, facts.pending
     until = facts.trash_until_wall
     return {
-        "reason": said.why,
+        "reason": said.reason,
         "holder": said.holder,
         "next": said.next,
-        "by_seconds": None if said.by is None else round(max(said.by - now.lease, 0.0), 3),
+        "by_seconds": None if said.by_seconds is None else round(said.by_seconds, 3),
         "phase": None if seen is None else seen.step.value,
         "progress": {"done": seen.done, "total": seen.total} if seen is not None and seen.total else None,
         "agent_alive": facts.alive,

@@ -69,7 +69,7 @@ def _status(instance: Instance, now: Now) -> tuple[str, Fault | None]:
         return REBOOT, None
     if busy_until(instance, now) is not None:
         return BACKUP, None
-    if instance.seen is not None and instance.seen.facts.get("restart_required") == "true":
+    if instance.seen is not None and instance.seen.facts.get("pending_restart"):
         return RESTART_REQUIRED, None
     return ACTIVE, None
 

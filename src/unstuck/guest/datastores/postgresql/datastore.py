@@ -43,6 +43,7 @@ CALL: Final = 30.0
 INIT: Final = 600.0
 """Seconds for initdb; on an emulated machine it took almost one minute."""
 LATELY: Final = 600.0
+NOT_SO: Final = "delete the instance and create it without that"
 
 
 class PostgreSQL:
@@ -141,7 +142,7 @@ class PostgreSQL:
         version, identifier, digest, root, pending = row
         facts = {"server_version": str(version).split(" ")[0], "system_identifier": str(identifier)}
         if pending:
-            facts["pending_restart"] = str(pending)
+            facts["pending_restart"] = str(pending)[:250]
         if self._refused:
             facts["settings_refused"] = self._refused
         if want is None:
@@ -272,6 +273,8 @@ class PostgreSQL:
 
         try:
             await self.call(work, INIT)
+        except requests.INVALID as error:
+            raise DatastoreError(first_line(error), NOT_SO, final=True) from error
         except psycopg.Error as error:
             raise DatastoreError(first_line(error)) from error
         found = self.volume.look(want.generation)
@@ -321,4 +324,4 @@ def failed(answer: DatabaseAnswer | None) -> None:
     """An initial database or user that cannot be made will not be by trying again."""
     if isinstance(answer, Failed):
         raise DatastoreError(f"{answer.field}: {answer.message}".lstrip(": "),
-                             "delete the instance and create it without that", final=True)  # fmt: skip
+                             NOT_SO, final=True)  # fmt: skip

@@ -44,7 +44,7 @@ _USERS = (
     " AND rolname !~ '^(pg|unstuck)_'"
 )
 _EXISTS = {psycopg.errors.DuplicateDatabase, psycopg.errors.DuplicateObject}
-_INVALID = (
+INVALID = (
     psycopg.errors.InvalidParameterValue, psycopg.errors.FeatureNotSupported, psycopg.errors.WrongObjectType,
     psycopg.errors.ReservedName, psycopg.errors.InvalidName, psycopg.errors.UndefinedObject,
 )  # fmt: skip
@@ -58,7 +58,7 @@ def answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
         return Failed("exists", first_line(error), "name")
     except psycopg.errors.InvalidCatalogName as error:
         return Failed("not-found", first_line(error), "databases")
-    except _INVALID as error:
+    except INVALID as error:
         return Failed("invalid", first_line(error))
     except psycopg.OperationalError:
         raise

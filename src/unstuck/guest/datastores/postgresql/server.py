@@ -20,7 +20,7 @@ from unstuck.core.instance.view import ServerState
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.postgresql.config import Places
 from unstuck.guest.tools import ToolFailed, Tools
-from unstuck.runtime.processes import ProcessId, boot_id, lives, start_time
+from unstuck.runtime.processes import ProcessId, boot_id, lives, start_time, stopped
 
 FAST: Final = 60.0
 """Seconds that a server may take to end its sessions and write its last checkpoint."""
@@ -135,6 +135,8 @@ class Server:
         if not isinstance(found, Living):
             return
         for number, seconds in ((signal.SIGINT, FAST), (signal.SIGQUIT, IMMEDIATE)):
+            if stopped(found.process.pid):
+                break
             await self._tools.signal(found.process, number)
             if await gone(found.process, seconds):
                 return

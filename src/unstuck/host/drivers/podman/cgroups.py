@@ -11,6 +11,7 @@ import msgspec
 
 ROOT = Path("/sys/fs/cgroup")
 _V1 = ("pids", "freezer", "memory")
+_LIBPOD = re.compile(r"libpod-([0-9a-f]{64})\Z")
 _MINE = re.compile(r"/unstuck/([0-9a-f]{12})/([0-9a-f-]{36})/(\d+)/libpod-([0-9a-f]{64})")
 
 
@@ -68,6 +69,13 @@ def servers(group: str) -> frozenset[str]:
     return frozenset()
 
 
+def containers(group: str) -> frozenset[str]:
+    """The ids of all containers that have, or had, a group below one."""
+    top = hierarchies()[0] / group
+    names = (path.name for path in top.glob("*/libpod-*"))
+    return frozenset(found[1] for name in names if (found := _LIBPOD.match(name)) is not None)
+
+
 def home(pid: int) -> Home | None:
     """Which container of ours a process is in, if in any; a zombie is in none."""
     try:
@@ -110,7 +118,8 @@ def frozen(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     groups = {line.split(":", 2)[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
     if unified():
-        return (ROOT / groups[""] / "cgroup.freeze").read_text().strip() == "1"
+        # What is frozen above counts too, which the group's own order does not say.
+        return "frozen 1" in (ROOT / groups[""] / "cgroup.events").read_text().splitlines()
     return (ROOT / "freezer" / groups["freezer"] / "freezer.state").read_text().strip() != "THAWED"
 
 

@@ -242,25 +242,27 @@ class Containers:
         if not await asyncio.to_thread(self._traces, folder):
             return
         group = self._places.guest_group(folder.server_id)
-        failed = await self._remove(folder)
+        # Before podman removes the file that names it, and the group.
+        known = await asyncio.to_thread(_container_ids, folder, group)
+        failed = await self._remove(folder, known)
         await asyncio.to_thread(cgroups.thaw, group)
         await self._until_dead(group)
-        if failed is not None and (failed := await self._remove(folder)) is not None:
+        if failed is not None and (failed := await self._remove(folder, known)) is not None:
             raise failed
         self._seen.pop(folder.server_id, None)
         await mounts.unmount_all(self._places.guest(folder.server_id).path)
+        await mounts.unmount_of(self._places.podman, known)
         await asyncio.to_thread(cgroups.remove, group)
         await asyncio.to_thread(_end_record, folder)
 
-    async def _remove(self, folder: ServerFolder) -> DriverError | None:
+    async def _remove(self, folder: ServerFolder, known: frozenset[str]) -> DriverError | None:
         """By podman, and by the runtime, which may know of more. How podman failed, if it did."""
         failed = None
         try:
             await self._engine.remove(container_name(folder.server_id))
         except DriverError as error:
             failed = error
-        container = await asyncio.to_thread(_container_id, folder)
-        if container:
+        for container in sorted(known):
             await self._engine.runtime_delete(container)
         return failed
 
@@ -295,12 +297,14 @@ def _cidfile(folder: ServerFolder) -> Path:
     return folder.path / "container.id"
 
 
-def _container_id(folder: ServerFolder) -> str:
-    try:
+def _container_ids(folder: ServerFolder, group: str) -> frozenset[str]:
+    """What the runtime may know this server's containers by: by podman's word and the kernel's."""
+    found = cgroups.containers(group)
+    with contextlib.suppress(FileNotFoundError):
         word = _cidfile(folder).read_text().strip()
-    except FileNotFoundError:
-        return ""
-    return word if _ID.match(word) else ""
+        if _ID.match(word):
+            found |= {word}
+    return found
 
 
 def _begin(folder: ServerFolder, want: Want) -> None:

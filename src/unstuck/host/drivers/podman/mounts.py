@@ -60,6 +60,13 @@ async def unmount_all(folder: Path) -> None:
     await asyncio.to_thread(_remove_points, folder)
 
 
+async def unmount_of(folder: Path, containers: frozenset[str]) -> None:
+    """What podman has mounted for containers that are gone, where it does not know of them any more."""
+    for point in await asyncio.to_thread(mounted_below, folder):
+        if containers.intersection(point.parts):
+            await run(["umount", str(point)], _DEADLINE)
+
+
 def _remove_points(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         for point in folder.iterdir():
