@@ -101,7 +101,8 @@ def test_the_dump_of_version_1_is_migrated_to_whatever_comes_next(tmp_path: Path
             config.set_main_option("script_location", str(folder))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-        assert counts(store) == before
+        after = counts(store)
+        assert {name: after[name] for name in before} == before
         with store.engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT of_the_future FROM servers").scalars().all()
             assert rows == ["default", "default"]

@@ -25,7 +25,7 @@ from unstuck.core.instance.wire import EndAttempt, RenewAttempt, TakeAttempt, Ta
 from unstuck.host.driver import words
 from unstuck.host.guestcalls import Desk, Guest, Said, check_chunk, check_content, check_work, refuse
 from unstuck.host.ledger import Ledger
-from unstuck.host.pieces import Pieces, Through, digest
+from unstuck.host.pieces import Pieces, Through
 
 _PHASES: Final = frozenset(phase.value for phase in Phase)
 
@@ -76,7 +76,7 @@ class Attempts:
         attempt = await self._mine(ask.nonce)
         chunk, ledger = ask.chunk, attempt.ledger
         check_chunk(chunk, attempt.chunk_size, len(ledger.chunks))
-        if len(blob) != chunk.sealed_length or await digest(blob) != chunk.sealed_digest:
+        if len(blob) != chunk.sealed_length or await self._desk.digest(blob) != chunk.sealed_digest:
             raise refuse("invalid", f"piece {chunk.index} is not what its digest says")
         if not self._known(attempt, chunk):
             key = chunk_key(attempt.taken.prefix, chunk.index)

@@ -62,6 +62,8 @@ def create_image_of(
         raise Conflict(f"Cannot 'createImage' instance {server_id}: it has no disk yet")
     if spec is None:
         raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
+    if spec.data:
+        raise Conflict(f"Instance {server_id} is a database's, whose volume gives no image: back it up.")
     quotas.check_metadata_count(tx, caller.project_id, len(asked.properties))
     rows.create_image(tx, _image(tx, server_id, spec, asked, caller), most=asked.most)
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(capture=asked.image_id))
@@ -119,6 +121,7 @@ def claim_capture(
 
 def renew_capture(tx: Tx, server_id: str, image_id: str, *, nonce: str, seconds: float) -> bool:
     """Bytes arrive: neither lease nor deadline runs out. False where the delivery has lost the image."""
+    load_server(tx, server_id, lock=True)  # before the image: whoever ends this has them in that order
     if not rows.renew_upload(tx, image_id, nonce=nonce, seconds=seconds):
         return False
     _postpone(tx, server_id, PATIENCE)
