@@ -35,8 +35,8 @@ test-all: setup s3 check sim-long ## the long simulation, then every test
 sim: setup ## a crash at every effect, then 20000 random schedules
 	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 20000
 
-sim-long: setup ## the same with 200000 random schedules
-	@$(BIN)/unstuck sim exhaustive && $(BIN)/unstuck sim random --schedules 200000
+sim-long: setup ## the same with every fault at databases and 200000 random schedules
+	@$(BIN)/unstuck sim exhaustive --databases-every 1 && $(BIN)/unstuck sim random --schedules 200000
 
 bench: setup ## measured ratios (ARGS=--json for the machine's form)
 	@scripts/in-netns $(BIN)/python -m bench.run $(ARGS)

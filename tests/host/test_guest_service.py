@@ -12,7 +12,7 @@ from tests.guest_cloud import PIECE, SERVER
 from tests.guest_site import Site, content_of, patiently, pieces_of, play, until
 
 from unstuck.blobs import manifest as manifests
-from unstuck.blobs.chunks import chunk_key, open_chunk
+from unstuck.blobs.chunks import Chunk, chunk_key, open_chunk
 from unstuck.core.agents import Ask
 from unstuck.core.backup.data import Done as BackupDone
 from unstuck.core.backup.data import Gave
@@ -37,6 +37,8 @@ from unstuck.core.instance.guestwire import (
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.server.data import Thing
 from unstuck.host.control import Unreachable
+from unstuck.host.guestcalls import PIECES_MAX
+from unstuck.runtime.link import MESSAGE_MAX
 
 
 @pytest.fixture(params=["direct", "through the control plane"])
@@ -329,3 +331,10 @@ def test_a_control_plane_that_is_away_is_not_now_and_one_that_refuses_is_no(one:
 
 def _hello() -> Hello:
     return Hello("the same process", 1)
+
+
+def test_the_largest_backup_can_be_finished_in_one_message() -> None:
+    digest, last = "f" * 64, PIECES_MAX - 1
+    chunks = tuple(Chunk(last, 16 << 20, digest, 17 << 20, digest) for _ in range(PIECES_MAX))
+    content = msgspec.structs.replace(content_of([], PIECE), chunks=chunks, size=1 << 50)
+    assert len(msgspec.json.encode(Finish("n" * 64, content))) <= MESSAGE_MAX

@@ -47,6 +47,8 @@ RELOOK: Final = 5.0
 BACKOFF_MOST: Final = 60.0
 LOOK_WAIT: Final = 20.0
 """Seconds that the host may hold an unchanged answer back."""
+UNWELCOME: Final = 15.0
+"""Seconds until an agent that is not welcome says hello again."""
 MIB: Final = 1 << 20
 
 log = structlog.get_logger(__name__)
@@ -88,8 +90,10 @@ class Agent:
     # --- the host
 
     async def _greet(self) -> None:
-        answer = await self._patiently("guest.hello", self._hello)
-        assert isinstance(answer, Welcome), answer
+        while not isinstance(answer := await self._patiently("guest.hello", self._hello), Welcome):
+            # The host has nothing to do with this guest (any more), or not yet.
+            log.warning("the host does not welcome us", answer=str(answer))
+            await self._port.pause(UNWELCOME, "hello")
         self._heartbeat = answer.heartbeat
         log.info("the host said welcome", incarnation=answer.incarnation)
 
@@ -133,7 +137,9 @@ class Agent:
             self._want = orders.want
             self._failures = 0
             self._port.wake("look")
-        self._backups.wanted(None if orders.want is None else orders.want.backup)
+            self._port.wake("again")
+        if orders.want is not None:  # a host that does not know yet ends no attempt
+            self._backups.wanted(orders.want.backup)
         open_asks = {found.id for found in orders.asks}
         self._asked = {key: text for key, text in self._asked.items() if key in open_asks}
         for found in orders.asks:
@@ -214,7 +220,8 @@ class Agent:
         log.warning("failed", do=do.value, reason=known.reason, final=known.final)
         if self._view is not None:
             self._show(msgspec.structs.replace(self._view, step=GuestStep.WAITING, trouble=self._trouble))
-        await self._port.pause(backoff(self._failures, 1.0, BACKOFF_MOST), "look")
+        # Not until the next event: the end of a server that was just started is one.
+        await self._port.pause(backoff(self._failures, 1.0, BACKOFF_MOST), "again")
 
     async def _do(self, do: Do, want: DatabaseWant) -> None:
         match do:

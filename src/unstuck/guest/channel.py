@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 
 from unstuck.core.instance.guestwire import (
     Fetch,
@@ -42,6 +43,8 @@ AGAIN_MAX: Final = 2.0
 ROOM: Final = MESSAGE_MAX + BLOB_MAX
 """Bytes of answers that come in at the same time; more of them wait at the host."""
 _NUMBERS: Final = 2**32
+
+log = structlog.get_logger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
@@ -135,7 +138,8 @@ class Channel(Handler):
         while True:
             try:
                 reader, writer, dirty = await open_way(self._path)
-            except OSError:
+            except OSError as error:
+                log.info("no way to the host", path=str(self._path), reason=error.strerror or str(error))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, AGAIN_MAX)
                 continue

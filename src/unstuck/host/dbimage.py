@@ -147,7 +147,8 @@ def _wheels() -> dict[str, str]:
 
 def _digest(sources: dict[str, bytes]) -> str:
     settings = repr((FORMAT, DATASTORE, EPOCH, _INIT, dbbase.SETTINGS, dbkernel.MODULES))
-    digest = hashlib.sha512(settings.encode() + dbkernel.script())
+    # How it is made is part of what it is.
+    digest = hashlib.sha512(settings.encode() + dbkernel.script() + Path(__file__).read_bytes())
     for name in sorted(sources):
         digest.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
     return digest.hexdigest()
@@ -172,6 +173,9 @@ def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target:
         *("--invalidation-mode", "unchecked-hash", f"/{_CODE}"),
     ])  # fmt: skip
     run(["chmod", "-R", "u=rwX,go=rX", str(tree / HOME)])
+    for name in ("tmp", "var/tmp"):  # a runtime gives what it mounts there the folder's mode
+        (tree / name).mkdir(exist_ok=True)
+        (tree / name).chmod(0o1777)
     pack(tree, target)
 
 

@@ -22,11 +22,12 @@ from unstuck.core.port import Port
 from unstuck.core.server.data import Want
 from unstuck.core.time import backoff
 from unstuck.host.control import DatabaseControl, Declined, Refused, Unreachable
-from unstuck.host.pieces import Pieces
+from unstuck.host.pieces import Pieces, digest
 
 T = TypeVar("T")
 
-PIECES_MAX: Final = 1 << 20
+PIECES_MAX: Final = 100_000
+"""What one message can name: 400 GB in pieces of 4 MiB."""
 AHEAD: Final = 64
 """How far a piece's number may be ahead of what is stored: several are on their way at once."""
 _OVERHEAD: Final = 4096
@@ -42,6 +43,11 @@ class Said(Exception):
     def __init__(self, response: Response) -> None:
         super().__init__(str(response))
         self.response = response
+
+    @property
+    def late(self) -> bool:
+        """What was asked about is over."""
+        return isinstance(self.response, No) and self.response.code == "late"
 
     def no_or_not_now(self) -> No | NotNow:
         """As one of those two, which it is wherever a call was not answered as hoped."""
@@ -135,12 +141,14 @@ class Desk:
     """Where calls for guests are made."""
 
     def __init__(
-        self, port: Port, control: DatabaseControl, voice: Voice, open_place: Callable[[Place], Pieces]
-    ) -> None:
+        self, port: Port, control: DatabaseControl, voice: Voice, open_place: Callable[[Place], Pieces],
+        digest_of: Callable[[bytes], Awaitable[str]] = digest,
+    ) -> None:  # fmt: skip
         self.port = port
         self.control = control
         self.voice = voice
         self._open_place = open_place
+        self.digest = digest_of
 
     def place(self, place: Place) -> Pieces:
         try:
@@ -185,7 +193,9 @@ class Desk:
 
 def check_chunk(chunk: Chunk, chunk_size: int, stored: int) -> None:
     """Raise :class:`Said` unless a piece can be one of this attempt's."""
-    if not 0 <= chunk.index < min(stored + AHEAD, PIECES_MAX):
+    if chunk.index >= PIECES_MAX:
+        raise refuse("invalid", f"a backup has at most {PIECES_MAX} pieces: it needs larger ones")
+    if not 0 <= chunk.index < stored + AHEAD:
         raise refuse("invalid", f"piece {chunk.index} is not one of the next ones")
     if not 0 < chunk.length <= chunk_size:
         raise refuse("invalid", f"piece {chunk.index} must have 1 to {chunk_size} bytes of data")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
@@ -49,7 +49,7 @@ from unstuck.host.attempts import Attempts
 from unstuck.host.control import DatabaseControl, Declined, Refused, Unreachable
 from unstuck.host.driver import DriverError
 from unstuck.host.guestcalls import Bucket, Desk, Guest, Said, Voice, Waiting, check_view, refuse
-from unstuck.host.pieces import Pieces
+from unstuck.host.pieces import Pieces, digest
 from unstuck.host.restores import Restores
 
 WAIT_MAX: Final = 60.0
@@ -58,6 +58,7 @@ LOOK_AGAIN: Final = 5.0
 BETWEEN: Final = 0.2
 """Seconds between two reports of one guest."""
 TEXT_MAX: Final = 256 * 1024
+"""Bytes of an answer to a question: the agents' API takes a JSON body of 1 MiB."""
 START_MAX: Final = 64
 
 log = structlog.get_logger(__name__)
@@ -89,12 +90,13 @@ class GuestService:
         self, port: Port, control: DatabaseControl, voice: Voice, signer: Signer,
         open_place: Callable[[Place], Pieces], folder_of: Callable[[str], Path],
         open_channel: OpenChannel | None = None,
+        digest_of: Callable[[bytes], Awaitable[str]] = digest,
     ) -> None:  # fmt: skip
         self._port = port
         self._control = control
         self._voice = voice
         self._signer = signer
-        self._desk = Desk(port, control, voice, open_place)
+        self._desk = Desk(port, control, voice, open_place, digest_of)
         self._folder_of = folder_of
         self._open_channel = open_channel
         self._held: dict[str, Held] = {}
@@ -238,6 +240,8 @@ class GuestService:
         incarnation, end = guest.incarnation, self._port.clock() + min(max(look.wait, 0.0), WAIT_MAX)
         while True:
             now = self._port.clock()
+            if guest.gone:
+                return No("gone", "this host has nothing to do with the server (any more)")
             if guest.incarnation != incarnation:
                 return No("superseded", "a newer process of the agent has come")
             asks = self._due(guest, now)
@@ -258,8 +262,8 @@ class GuestService:
     async def _answered(self, guest: Guest, given: Answered) -> Response:
         if given.ask_id not in guest.asks:
             return Done()  # too late: nobody waits for it any more
-        if len(given.text) > TEXT_MAX:
-            raise refuse("invalid", f"the answer is longer than {TEXT_MAX} characters")
+        if len(given.text.encode(errors="replace")) > TEXT_MAX:
+            raise refuse("invalid", f"the answer is longer than {TEXT_MAX} bytes")
         word = Answer(self._voice.incarnation, given.text)
         try:
             await self._desk.call("answer", "gone", lambda: self._control.answer(given.ask_id, word))

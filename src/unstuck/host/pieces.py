@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 from unstuck.blobs.objects import BlobError, Location, Objects, Problem, open_objects, sha256
 from unstuck.core.instance.wire import Place, Who
 from unstuck.host.control import DatabaseControl, Unreachable
-from unstuck.runtime.threads import in_thread
+from unstuck.runtime.threads import NoThread, in_thread
 
 T = TypeVar("T")
 
 DEADLINE: Final = 75.0
 """Seconds for one object; a little longer than a remote store has for its answer."""
+PLACES: Final = 64
+"""Places that are kept open: credentials may be other ones at each grant."""
 AT_ONCE: Final = 8
 """Objects on their way to or from one place. So many calls can hang; later ones wait, within the deadline."""
 
@@ -52,6 +55,9 @@ class Direct:
                 await self._free.acquire()
             # Given back by the thread's own end: a call that hangs is one of those at once.
             return await in_thread(name, self._then_free(work), self._deadline)
+        except NoThread as error:
+            self._free.release()
+            raise BlobError(Problem.FAULT, f"on the host: {error}") from error
         except TimeoutError:
             reason = f"no answer within {self._deadline:.0f} s"
             raise BlobError(Problem.UNREACHABLE, reason) from None
@@ -74,7 +80,7 @@ class Places:
 
     def __init__(self, deadline: float = DEADLINE) -> None:
         self._deadline = deadline
-        self._open: dict[Place, Direct] = {}
+        self._open: OrderedDict[Place, Direct] = OrderedDict()
 
     def at(self, place: Place) -> Pieces:
         """Raises BlobError for an address that is none."""
@@ -85,6 +91,9 @@ class Places:
             except ValueError as error:
                 raise BlobError(Problem.FAULT, str(error)) from None
             self._open[place] = Direct(objects, self._deadline)
+        self._open.move_to_end(place)
+        while len(self._open) > PLACES:
+            self._open.popitem(last=False)
         return self._open[place]
 
 

@@ -6,7 +6,7 @@ from unstuck.blobs.chunks import chunk_key
 from unstuck.core.instance.guestwire import Done, Fetch, Response, Restore
 from unstuck.core.instance.wire import AskGrant, RestoreGrant, Who
 from unstuck.host.guestcalls import Desk, Guest, refuse
-from unstuck.host.pieces import Pieces, Through, digest
+from unstuck.host.pieces import Pieces, Through
 
 
 class Restores:
@@ -34,7 +34,7 @@ class Restores:
         found = await self._desk.objects(self._guest, "fetch", lambda: pieces.get(key))
         if found is None:
             raise refuse("gone", f"piece {ask.index} of the backup is not in the blob store")
-        if len(found) != chunk.sealed_length or await digest(found) != chunk.sealed_digest:
+        if len(found) != chunk.sealed_length or await self._desk.digest(found) != chunk.sealed_digest:
             raise refuse("invalid", f"piece {ask.index} of the backup is not the object that was written")
         return Done(), found
 

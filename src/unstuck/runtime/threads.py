@@ -10,8 +10,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class NoThread(Exception):
+    """The system starts no further thread; nothing was begun."""
+
+
 async def in_thread(name: str, work: Callable[[], T], seconds: float) -> T:
-    """Raises TimeoutError after so many seconds; the work goes on, and its outcome is unknown.
+    """Raises TimeoutError after so many seconds (the work goes on, its outcome is unknown), and NoThread.
 
     A thread of its own that ends with the process: a pool would wait for it at the end, and be full of
     hanging threads before.
@@ -35,6 +39,9 @@ async def in_thread(name: str, work: Callable[[], T], seconds: float) -> T:
         except RuntimeError:
             return  # the loop has been closed meanwhile
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise NoThread(str(error)) from error
     async with asyncio.timeout(seconds):
         return await answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import structlog
 
+from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.engine import Fault
 from unstuck.sim.runner import Verdict, applicable, simulate, unlike_effects
 from unstuck.sim.scenarios import SCENARIOS, SLOW
@@ -29,6 +31,12 @@ from unstuck.sim.setback import (
 SHOWN = 5
 SETBACK_EVERY = 20
 """Every so many-th seed is a store that is set back; no other fault is mixed in."""
+
+DATABASE_EVERY = 41
+"""Every so many-th seed is a scenario with databases."""
+EXHAUSTIVE_EVERY = 29
+"""``exhaustive`` tries every so many-th fault at databases, unless it is told otherwise: a prime, so that
+the kinds of faults take turns."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -58,12 +66,19 @@ class Summary(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def exhaustive_cases(scenarios: Iterable[str]) -> Iterator[Case]:
+def exhaustive_cases(
+    scenarios: Iterable[str], seen: set[tuple[str, str, int]] | None = None
+) -> Iterator[Case]:
     """Every fault that can happen, at every effect of every scenario, in fair order."""
     for scenario in scenarios:
-        for number, process, name in unlike_effects(scenario):
+        for number, process, name in unlike_effects(scenario, seen):
             for fault in applicable(process, name):
                 yield Case(f"{scenario}:{number}:{fault.value}", scenario, None, {number: fault})
+
+
+def database_cases(every: int = 1, scenarios: Iterable[str] = tuple(DATABASE_SCENARIOS)) -> Iterator[Case]:
+    """The same for databases: every so many-th of them, and each effect in the same world only once."""
+    yield from itertools.islice(exhaustive_cases(scenarios, set()), 0, None, every)
 
 
 def setback_cases() -> Iterator[Case]:
@@ -103,6 +118,9 @@ def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     if seed % SETBACK_EVERY == 0:
         return _setback_by_seed(seed, rng)
+    if seed % DATABASE_EVERY == 0:
+        scenario = rng.choice(list(DATABASE_SCENARIOS))
+        return Case(str(seed), scenario, seed, {rng.randint(1, 200): None for _ in range(rng.randint(0, 4))})
     # The scenarios that wait long cost ten times the others: they come up less often.
     scenario = rng.choices(sorted(SCENARIOS), [1 if name in SLOW else 6 for name in sorted(SCENARIOS)])[0]
     span = 110 if scenario == "whole_life" else 70
@@ -122,7 +140,7 @@ def parse_case(name: str) -> Case:
         return _setback_case(scenario, int(hosts), plan)
     if len(rest) == 3 and rest[1] == "jump" and scenario in JUMP_SCENARIOS:
         return Case(name, scenario, None, {}, jump=Jump(int(rest[0]), float(rest[2])))
-    if scenario not in SCENARIOS or len(rest) % 2:
+    if scenario not in {*SCENARIOS, *DATABASE_SCENARIOS} or len(rest) % 2:
         raise ValueError(f"no such schedule: {name}")
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return Case(name, scenario, None, {int(number): Fault(fault) for number, fault in pairs})
@@ -171,6 +189,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="unstuck sim", description=__doc__)
     modes = parser.add_subparsers(dest="mode", required=True)
     every = modes.add_parser("exhaustive", help="every fault at every effect of every scenario")
+    every.add_argument(
+        "--databases-every", type=int, default=EXHAUSTIVE_EVERY, metavar="N",
+        help="try every Nth fault in scenarios with databases (1: all)",
+    )  # fmt: skip
     some = modes.add_parser("random", help="random schedules by seed")
     some.add_argument("--schedules", type=int, default=20_000)
     some.add_argument("--seed", type=int, default=1, help="the first seed")
@@ -192,4 +214,6 @@ def main(argv: list[str]) -> int:
     faults = run_all("exhaustive", exhaustive_cases(SCENARIOS), options.jobs, len(SCENARIOS))
     scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS})
     back = run_all("setback", setback_cases(), options.jobs, scenarios)
-    return 1 if faults.violations or back.violations else 0
+    some_of_all = database_cases(max(options.databases_every, 1))
+    data = run_all("databases", some_of_all, options.jobs, len(DATABASE_SCENARIOS))
+    return 1 if faults.violations or back.violations or data.violations else 0

@@ -48,11 +48,12 @@ class Effect:
 
 
 class Pause:
-    __slots__ = ("seconds", "wake")
+    __slots__ = ("reply", "seconds", "wake")
 
-    def __init__(self, seconds: float, wake: str) -> None:
+    def __init__(self, seconds: float, wake: str, reply: Reply | None = None) -> None:
         self.seconds = seconds
         self.wake = wake
+        self.reply = reply
 
 
 @coroutine
@@ -60,8 +61,65 @@ def _yield(item: Effect | Pause) -> Generator[Effect | Pause, Any, Any]:
     return (yield item)
 
 
+class Spinning(Exception):
+    """So much has happened at one moment that it would never end: somebody does not wait."""
+
+
+SPINS = 5000
+"""Steps at one moment of virtual time."""
+
+
+class NoReply(Exception):
+    """Nobody has answered in time."""
+
+
+class Reply:
+    """An answer that another process, or the world, gives later. Effects may wait for one."""
+
+    __slots__ = ("_engine", "_error", "_value", "given", "waiting")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._value: Any = None
+        self._error: Exception | None = None
+        self.given = False
+        self.waiting: list[tuple[Task, Pause]] = []
+
+    def give(self, value: Any) -> None:
+        self._end(value, None)
+
+    def fail(self, error: Exception) -> None:
+        self._end(None, error)
+
+    def _end(self, value: Any, error: Exception | None) -> None:
+        if self.given:
+            return
+        self.given, self._value, self._error = True, value, error
+        for task, item in self.waiting:
+            if task.parked is item:  # it has not given up meanwhile
+                task.due = self._engine.now
+        self.waiting.clear()
+
+    async def within(self, seconds: float) -> Any:
+        """The answer, or what it failed with. Raises :class:`NoReply`."""
+        if not self.given:
+            await _yield(Pause(seconds, "", self))
+        if not self.given:
+            raise NoReply
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+async def sleep(seconds: float) -> None:
+    """Time passes within an effect, or in a task of the world."""
+    await _yield(Pause(seconds, "never"))
+
+
 class Task:
-    __slots__ = ("coro", "due", "effect", "name", "number", "process", "result", "wake")
+    __slots__ = (
+        "coro", "due", "effect", "fault", "name", "number", "parked", "process", "result", "wake", "work",
+    )  # fmt: skip
 
     def __init__(self, process: Process, name: str, coro: Coroutine[Any, Any, None], number: int) -> None:
         self.process = process
@@ -72,6 +130,10 @@ class Task:
         self.result: tuple[bool, Any] = (True, None)
         self.due: float | None = None
         self.wake = ""
+        self.work: Any = None
+        """The effect that is under way, if it takes its time."""
+        self.fault: Fault | None = None
+        self.parked: Pause | None = None
 
 
 class SimPort:
@@ -120,30 +182,41 @@ class Process:
         self.pending_wakes: set[str] = set()
         self.port = SimPort(self)
         self.faultable = True
+        self.on_end: list[Callable[[], None]] = []
+        """For whoever is connected to it: its end closes connections."""
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self.engine.tasks_started += 1
         self.tasks.append(Task(self, name, work, self.engine.tasks_started))
 
     def wake(self, key: str) -> None:
-        for task in self.tasks:
-            if task.due is not None and task.wake == key:
-                task.due = self.engine.now
-                return
-        self.pending_wakes.add(key)
+        woken = [task for task in self.tasks if task.due is not None and task.wake == key]
+        for task in woken:
+            task.due = self.engine.now
+        if not woken:
+            self.pending_wakes.add(key)
 
     def kill(self) -> None:
         if self.dead:
             return
         self.dead = True
         for task in self.tasks:
-            try:
-                task.coro.throw(Dead())
-            except (Dead, StopIteration):
-                pass
-            except RuntimeError:
-                task.coro.close()
+            if task.work is not None:
+                _drop_dead(task.work)
+            _drop_dead(task.coro)
         self.tasks.clear()
+        for connected in self.on_end:
+            connected()
+        self.on_end.clear()
+
+
+def _drop_dead(coro: Any) -> None:
+    try:
+        coro.throw(Dead())
+    except (Dead, StopIteration):
+        pass
+    except RuntimeError:
+        coro.close()
 
 
 def _raise(error: Exception) -> None:
@@ -179,10 +252,13 @@ class Engine:
         self.fault_at: Callable[[int, Process, str], Fault | None] = lambda _k, _p, _n: None
         self.apply_fault: Callable[[Fault, Process, Task], None] = lambda _f, _p, _t: None
         self.half: Callable[[str, Callable[[], Awaitable[Any]]], None] = lambda _n, _w: None
-        self.lost: Callable[[], BaseException] = lambda: OSError("lost")
+        self.lost: Callable[[Process, str], Exception] = lambda _p, _n: OSError("lost")
         # A process ended by itself; the scenario decides whether that is a fault.
         self.ended: Callable[[Exception], None] = _raise
         self.after_step: Callable[[], None] = lambda: None
+        self.network = self.process("network")
+        """Where late copies of messages are on their way."""
+        self.network.faultable = False
 
     def nonce(self) -> str:
         self.nonces += 1
@@ -221,11 +297,15 @@ class Engine:
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Run until virtual time ``until``, or until ``done`` says so at a moment without work."""
+        steps = 0
         while True:
             while self.timers and self.timers[0][0] <= self.now:
                 heapq.heappop(self.timers)[2]()
             ready = self._ready()
             if ready:
+                steps += 1
+                if steps > SPINS:
+                    raise Spinning(f"more than {SPINS} steps at one moment")
                 task = ready[0] if self.fair else self.random.choice(ready)
                 self._step(task)
                 self.after_step()
@@ -236,9 +316,12 @@ class Engine:
             if moment is None or moment > until:
                 self.now = max(self.now, until)
                 return
+            if moment > self.now:
+                steps = 0
             self.now = max(self.now, moment)
 
     def _step(self, task: Task) -> None:
+        task.parked = None
         if task.effect is not None and not self._perform(task, task.effect):
             return
         task.due = None
@@ -256,16 +339,25 @@ class Engine:
             return
         # To the back of the queue, so that an unseeded run serves everybody in turn.
         self._drop(task)
+        if task.process.dead:
+            return  # ended by what it did itself
         task.process.tasks.append(task)
         if isinstance(item, Effect):
             task.effect = item
-            return
-        if item.wake in task.process.pending_wakes:
+        else:
+            self._park(task, item)
+
+    def _park(self, task: Task, item: Pause) -> None:
+        """Until the time is over, somebody wakes it, or the answer is there."""
+        task.parked = item
+        if item.reply is not None:
+            task.due, task.wake = self.now + item.seconds, ""
+            item.reply.waiting.append((task, item))
+        elif item.wake in task.process.pending_wakes:
             task.process.pending_wakes.discard(item.wake)
             task.due = self.now
         else:
-            task.due = self.now + item.seconds
-            task.wake = item.wake
+            task.due, task.wake = self.now + item.seconds, item.wake
 
     @staticmethod
     def _drop(task: Task) -> None:
@@ -273,7 +365,33 @@ class Engine:
             task.process.tasks.remove(task)
 
     def _perform(self, task: Task, effect: Effect) -> bool:
-        """Do the effect a task waits for; false if the task cannot go on now."""
+        """Do the effect a task waits for, or go on with it; false if the task cannot go on now."""
+        if task.work is None and not self._begin(task, effect):
+            return False
+        if task.work is not None:
+            try:
+                self._park(task, task.work.send(None))
+            except StopIteration as stop:
+                task.result = (True, stop.value)
+            except Exception as error:
+                task.result = (False, error)
+            else:
+                return False
+            task.work = None
+        process, fault = task.process, task.fault
+        task.effect = task.fault = None
+        if fault is Fault.CRASH_AFTER:
+            self.apply_fault(fault, process, task)
+            return False
+        if fault is Fault.ANSWER_LOST:
+            task.result = (False, self.lost(process, effect.name))
+        if fault is Fault.REPEATED:
+            delay = 3.0 if self.fair else self.random.choice((0.1, 3.0, 40.0))
+            self.at(delay, lambda: self._repeat(effect))
+        return not process.dead
+
+    def _begin(self, task: Task, effect: Effect) -> bool:
+        """False if it is hit by a fault before anything is done."""
         process = task.process
         if process.faultable:
             self.effects += 1
@@ -291,28 +409,20 @@ class Engine:
             self.half(effect.name, effect.work)
             self.apply_fault(fault, process, task)
             return False
-        task.effect = None
+        task.fault = fault
         if fault is Fault.LOST:
-            task.result = (False, self.lost())
+            task.result = (False, self.lost(process, effect.name))
             return True
-        try:
-            task.result = (True, run_now(effect.work()))
-        except Exception as error:
-            task.result = (False, error)
-        if fault is Fault.CRASH_AFTER:
-            self.apply_fault(fault, process, task)
-            return False
-        if fault is Fault.ANSWER_LOST:
-            task.result = (False, self.lost())
-        if fault is Fault.REPEATED:
-            delay = 3.0 if self.fair else self.random.choice((0.1, 3.0, 40.0))
-            self.at(delay, lambda: self._repeat(effect))
-        return not process.dead
+        task.work = effect.work()
+        return True
 
     def _repeat(self, effect: Effect) -> None:
         """A late copy of a message arrives; whoever sent it does not hear the answer."""
         self.log(f"late copy: {effect.name}")
+        self.network.spawn("late copy", self._arrive(effect))
+
+    async def _arrive(self, effect: Effect) -> None:
         try:
-            run_now(effect.work())
+            await effect.work()
         except Exception as error:
             self.log(f"late copy refused: {type(error).__name__}")

@@ -14,6 +14,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.rows import load_server
 from unstuck.store.schema.compute import hosts as host_table
 from unstuck.store.schema.compute import operations, placements, servers
+from unstuck.store.schema.database import instances
 from unstuck.store.schema.images import images
 from unstuck.store.schema.network import ports
 
@@ -294,13 +295,19 @@ def _sizes(tx: Tx, server: Server, guest: SimGuest | None, folder: SimFolder | N
     if server.shelved is Shelf.OFFLOADED:
         size = other = Flavor(0, 0, size.disk_gb)
     both = (max(size.vcpus, other.vcpus), max(size.ram_mb, other.ram_mb), max(size.disk_gb, other.disk_gb))
-    if tuple(room) != both:
+    if tuple(room) != both and not _in_trash(tx, server.id):
         wrong.append(f"the room for {server.id} is {tuple(room)}, and should be {both}")
     if guest is not None and guest.flavor != size:
         wrong.append(f"the guest of {server.id} has {guest.flavor}, and should have {size}")
     if folder is not None and folder.disk and folder.size < size.disk_gb:
         wrong.append(f"the disk of {server.id} is too small")
     return wrong
+
+
+def _in_trash(tx: Tx, server_id: str) -> bool:
+    """A deleted database's server keeps no more than its volume's room."""
+    query = sa.select(instances.c.deleted).where(instances.c.server_id == server_id)
+    return bool(tx.execute(query).scalar_one_or_none())
 
 
 def _leftovers(tx: Tx, hosts: list[SimHost], living: dict[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from unstuck.store import disputes
 from unstuck.store.servers import Caller
 
 if TYPE_CHECKING:
-    from unstuck.sim.runner import SimUser
+    from unstuck.sim.user import SimUser
 
 DISTANCES = (1, 2, 5, 12)
 """By how many commits the store is set back."""

@@ -477,8 +477,12 @@ class SimControl:
 
     idle = 20.0
 
-    def __init__(self, store: Store, host_id: str, up: Callable[[], bool], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, host_id: str, up: Callable[[], bool], wake: Callable[[], None],
+        shape: Callable[[World], World] = lambda world: world,
+    ) -> None:  # fmt: skip
         self._store = store
+        self._shape = shape
         self._host_id = host_id
         self._up = up
         self._wake = wake
@@ -526,7 +530,7 @@ class SimControl:
         return self._call(tell, holdings)
 
     async def world(self, incarnation: int, since: int, history: str = "") -> World:
-        return self._call(agents.world, incarnation, since, history)
+        return self._shape(self._call(agents.world, incarnation, since, history))
 
     async def claim(self, ask: Claim) -> None:
         self._call(agents.claim, ask)

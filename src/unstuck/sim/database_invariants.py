@@ -1,0 +1,401 @@
+"""What must hold of databases and backups: at each effect, at each commit, every few seconds, and at rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.blobs import manifest as manifests
+from unstuck.blobs.chunks import Damaged, chunk_key, open_chunk
+from unstuck.blobs.manifest import ManifestError
+from unstuck.core.backup.change import UPLOAD_AT_LONGEST
+from unstuck.core.backup.content import Content
+from unstuck.core.backup.control import LEASE
+from unstuck.core.backup.data import Backup, Ending
+from unstuck.core.instance.status import BACKUP, status
+from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.want import DatabaseWant
+from unstuck.sim.datastore import rows_in
+from unstuck.sim.invariants import Truth
+from unstuck.store.backup_rows import BackupRow, load_backup
+from unstuck.store.cloud_keys import project_key
+from unstuck.store.engine import Tx
+from unstuck.store.instance_rows import load_instance
+from unstuck.store.prepared import Prepared
+from unstuck.store.schema.database import backups, instances
+
+if TYPE_CHECKING:
+    from unstuck.sim.databases import Databases
+    from unstuck.sim.guest import Inside
+
+SILENT: Final = 120.0
+"""Seconds after which nothing may be shown as healthy any more that is not (lease, and host away: 60 s)."""
+OVERDUE: Final = 90.0
+"""Seconds by which a row's next look may be late: a control plane is killed or frozen for less."""
+MARGIN: Final = 10.0
+FROZEN: Final = 60.0
+"""Seconds from an answer to the transaction that notes it, at the longest."""
+SPARE: Final = 180.0
+"""Seconds from a deadline to a settled row (decisions: numbers)."""
+
+_BACKUPS = Prepared(
+    sa.select(
+        backups.c.id, backups.c.ended, backups.c.deleted, backups.c.removed, backups.c.settled,
+        backups.c.next_look, backups.c.lease_until,
+    ).order_by(backups.c.id)
+)  # fmt: skip
+_INSTANCES = Prepared(
+    sa.select(
+        instances.c.id, instances.c.deleted, instances.c.removed, instances.c.settled, instances.c.next_look,
+        instances.c.data_recorded,
+    ).order_by(instances.c.id)
+)  # fmt: skip
+_OF_SERVER = Prepared(
+    sa.select(instances.c.id, instances.c.data_recorded, instances.c.restores, instances.c.origin).where(
+        instances.c.server_id == sa.bindparam("server")
+    )
+)
+_RESTORING = Prepared(
+    sa.select(sa.func.count()).where(
+        instances.c.restores == sa.bindparam("backup"), sa.not_(instances.c.data_recorded),
+        sa.not_(instances.c.deleted),
+    )
+)  # fmt: skip
+_ABSENT = Prepared(
+    sa.select(backups.c.id, backups.c.facts).where(
+        backups.c.ended.is_(None), backups.c.facts.contains('"store":{"type":"absent"')
+    )
+)
+_MARKS = Prepared(
+    sa.select(
+        instances.c.id, instances.c.deleted, instances.c.removed, instances.c.settled, instances.c.guest,
+        instances.c.alive, instances.c.seen, instances.c.data_recorded, instances.c.restores,
+        instances.c.pending, instances.c.failure, instances.c.restart,
+    ).order_by(instances.c.id)
+)  # fmt: skip
+_BACKUP_MARKS = Prepared(sa.select(backups).order_by(backups.c.id))
+
+
+class DatabaseTruth:
+    """Judges databases and backups by the world itself."""
+
+    def __init__(self, world: Databases, truth: Truth) -> None:
+        self._world = world
+        self._truth = truth
+        self.timelines: dict[int, list[str]] = {}
+        """All rows that were ever written, by the history that they belong to."""
+        self.recorded: set[str] = set()
+        """Instances whose data the store has recorded."""
+        self._late: set[str] = set()
+        """Prefixes that something arrived below after its attempt was over: for the second look."""
+        self._actors: dict[str, tuple[str, str]] = {}
+        self._acts: dict[str, float] = {}
+        self._manifests: dict[str, float] = {}
+        self._absent: set[tuple[str, int]] = set()
+        self._pretends: dict[str, float] = {}
+        self._final: dict[str, str] = {}
+        self._deleted: set[str] = set()
+        self.undeleted: set[str] = set()
+        """Instances that their users want back."""
+        self.set_back = False
+        """The store was an older copy since: what it shows may be older than what was seen."""
+
+    def fail(self, text: str) -> None:
+        self._truth.fail(text)
+
+    # --- effects
+
+    def acted(self, nonce: str, server_id: str, start: str) -> None:
+        """A guest's agent was let work on an attempt: it is one process's, and its instance's."""
+        before = self._actors.setdefault(nonce, (server_id, start))
+        if before != (server_id, start):
+            self.fail(f"one attempt, two agents: {nonce} is {before}'s, and {(server_id, start)} acts on it")
+
+    def works(self, server_id: str) -> None:
+        """An agent says that it works on an attempt."""
+        self._acts[server_id] = self._world.store.read(_lease_now)
+
+    def object_written(self, key: str) -> None:
+        if key.endswith(manifests.NAME):
+            self._manifests[key] = self._world.engine.now
+        self._world.store.read(self._written, key)
+
+    def _written(self, tx: Tx, key: str) -> None:
+        _, backup_id, run, _ = key.split("/")
+        nonce = run.partition("-")[2]
+        row = load_backup(tx, backup_id)
+        if row is None or self.set_back:
+            return
+        backup, now = row.backup, tx.now.lease
+        if backup.attempt.nonce == nonce and backup.ended is None:
+            return
+        self._late.add(key.rpartition("/")[0])
+        over = (
+            backup.collect_after - UPLOAD_AT_LONGEST if backup.ended is not None else backup.attempt.granted
+        )
+        if backup.ended is not None and backup.ended.ending is Ending.COMPLETED and not backup.litter:
+            self.fail(f"late object: {key} was written into a backup that is complete")
+        if now > over + UPLOAD_AT_LONGEST:
+            self.fail(f"late object: {key} was written {now - over:.0f} s after its attempt was over")
+
+    def object_removed(self, key: str) -> None:
+        self._world.store.read(self._removed, key)
+
+    def _removed(self, tx: Tx, key: str) -> None:
+        """Collection never takes what a complete backup or a living attempt consists of."""
+        _, backup_id, run, _ = key.split("/")
+        self._manifests.pop(key, None)
+        row = load_backup(tx, backup_id)
+        if row is None:
+            self.fail(f"live object removed: {key} of a backup that the store does not know")
+            return
+        backup = row.backup
+        if backup.ended is None:
+            self.fail(f"live object removed: {key} of a backup that has not ended")
+        elif backup.ended.ending is Ending.COMPLETED and not backup.deleted:
+            if row.prefix == key.rpartition("/")[0]:
+                self.fail(f"live object removed: {key} of a complete backup")
+        elif backup.deleted and _RESTORING.scalar(tx, backup=row.id):
+            self.fail(f"live object removed: {key} is being restored from (attempt {run})")
+
+    def data_made(self, inside: Inside, want: DatabaseWant) -> None:
+        """Data only once, and never in the place of what a backup holds (law 3)."""
+        row = self._world.store.read(lambda tx: _OF_SERVER.first(tx, server=inside.server_id))
+        if want.origin.backup_id is not None:
+            self.fail(f"empty for a backup: {inside.server_id} is restored, and empty data was made")
+        if row is not None and (row.data_recorded or row.id in self.recorded):
+            self.fail(f"empty again: the recorded data of {row.id} was made again, empty")
+
+    def restored(self, inside: Inside, want: DatabaseWant, content: Content, rows: list[str]) -> None:
+        """A restored instance has exactly the rows at its backup's position."""
+        timeline = int(content.system_identifier.partition("-")[2])
+        true = self.timelines.get(timeline, [])[: int(content.stop.lsn)]
+        if rows != true:
+            self.fail(f"restored other rows: {want.instance_id} has {len(rows)}, and {len(true)} were there")
+
+    # --- commits
+
+    def committed(self) -> None:
+        self._world.store.read(self._committed)
+
+    def _committed(self, tx: Tx) -> None:
+        for row in _BACKUPS.all(tx):
+            before = self._final.get(row.id)
+            if row.ended is not None and before is None:
+                self._final[row.id] = row.ended
+                if row.ended == Ending.COMPLETED.value:
+                    self._check_complete(tx, row.id)
+            elif before is not None and row.ended != before and not self.set_back:
+                self.fail(f"final is final: backup {row.id} was {before} and is {row.ended}")
+            self._check_deleted(f"backup {row.id}", gone=row.deleted)
+        for row in _ABSENT.all(tx):
+            self._check_absent(row.id, row.facts)
+        for row in _INSTANCES.all(tx):
+            if row.data_recorded:
+                self.recorded.add(row.id)
+            elif row.id in self.recorded and not self.set_back:
+                self.fail(f"the store forgot that {row.id} has data")
+            if row.id not in self.undeleted:
+                self._check_deleted(f"instance {row.id}", gone=row.deleted)
+
+    def _check_deleted(self, name: str, *, gone: bool) -> None:
+        if gone:
+            self._deleted.add(name)
+        elif name in self._deleted and not self.set_back:
+            self.fail(f"delete undone: {name}")
+
+    def _check_absent(self, backup_id: str, facts: str) -> None:
+        """A manifest is absent for certain, or not known to be: it takes a whole listing to say so."""
+        said = (backup_id, msgspec.json.decode(facts)["attempt"]["number"])
+        if said in self._absent:
+            return
+        self._absent.add(said)
+        listed = self._world.blobs.listed.get(f"backups/{backup_id}", 0.0)
+        if listed < self._world.engine.now - FROZEN:
+            self.fail(f"absent without a look: nobody has listed backup {backup_id}")
+        before = [key for key, at in self._manifests.items() if f"/{backup_id}/" in key and at < listed]
+        if before:
+            self.fail(f"absent, and it is there: {before}")
+
+    def _check_complete(self, tx: Tx, backup_id: str) -> None:
+        row = load_backup(tx, backup_id)
+        assert row is not None
+        wrong = self._flaw(tx, row)
+        if wrong is not None:
+            self.fail(f"COMPLETED is no backup: {backup_id}: {wrong}")
+
+    def _flaw(self, tx: Tx, row: BackupRow) -> str | None:
+        """What keeps a restore from giving exactly the rows at its position; None: nothing does."""
+        objects, keyring = self._world.blobs.objects, self._world.keyring
+        data = objects.get(f"{row.prefix}/{manifests.NAME}")
+        if row.prefix is None or data is None:
+            return "it has no manifest"
+        if manifests.digest(data) != row.digest:
+            return "its manifest is another"
+        try:
+            manifest = manifests.read(data, keyring.public.signing, row.prefix)
+        except ManifestError as error:
+            return str(error)
+        project = project_key(tx, row.project_id)
+        assert project is not None
+        identity = keyring.open_backup_key(project, row.key)
+        plain = b""
+        for chunk in manifest.chunks:
+            sealed = objects.get(chunk_key(row.prefix, chunk.index))
+            if sealed is None:
+                return f"piece {chunk.index} is missing"
+            try:
+                plain += open_chunk(chunk, sealed, identity)
+            except Damaged as error:
+                return str(error)
+        kept = rows_in(plain)
+        if list(kept.rows) != self.timelines[kept.timeline][: int(manifest.stop.lsn)]:
+            return "its rows are not those at its position"
+        return None
+
+    # --- every few seconds
+
+    def audit(self, tx: Tx, up_since: float | None) -> None:
+        """Nothing is shown that no fact supports, and nothing is overdue."""
+        clock = tx.now
+        for row in _INSTANCES.all(tx):
+            loaded = load_instance(tx, row.id)
+            assert loaded is not None
+            shown = status(loaded.instance, clock)
+            acted = self._acts.get(loaded.server_id, 0.0)
+            if shown.status == BACKUP and acted < clock.lease - LEASE - MARGIN:
+                self.fail(f"claimed without a fact: {row.id} shows BACKUP, and no agent works on one")
+            self._check_healthy(
+                loaded.server_id, shown.operating_status == "HEALTHY" and up_since is not None
+            )
+        if up_since is None or up_since > self._world.engine.now - OVERDUE:
+            return
+        for table in (_INSTANCES, _BACKUPS):
+            for row in table.all(tx):
+                leased = getattr(row, "lease_until", None) or 0.0
+                late = clock.lease - max(row.next_look or 0.0, leased)
+                if not row.settled and late > OVERDUE:
+                    self.fail(f"overdue: {row.id} was to be looked at {late:.0f} s ago")
+        for row in _BACKUPS.all(tx):
+            if row.ended is None:
+                self._check_age(tx, row.id)
+
+    def _check_healthy(self, server_id: str, healthy: bool) -> None:
+        """No longer than a silence takes to be noticed."""
+        inside, now = self._world.inside_of(server_id), self._world.engine.now
+        up = inside is not None and inside.server is ServerState.UP and inside.guest.state == "running"
+        if up or not healthy:
+            self._pretends.pop(server_id, None)
+        elif self._pretends.setdefault(server_id, now) < now - SILENT:
+            self.fail(f"claimed without a fact: {server_id} shows HEALTHY, and no server answers in it")
+
+    def _check_age(self, tx: Tx, backup_id: str) -> None:
+        row = load_backup(tx, backup_id)
+        assert row is not None
+        if tx.now.lease > longest(row.backup):
+            self.fail(f"stuck: backup {backup_id} has not ended {tx.now.lease - row.backup.created:.0f} s on")
+
+    # --- at rest
+
+    def differences(self, tx: Tx, expected: dict[str, str], written: dict[str, list[str]]) -> list[str]:
+        """The full diff of instances, backups and objects against the world."""
+        wrong = self._of_instances(tx, expected, written)
+        kept: set[str] = set()
+        for row in _BACKUPS.all(tx):
+            found = load_backup(tx, row.id)
+            assert found is not None
+            complete = row.ended == Ending.COMPLETED.value
+            if complete and not row.deleted and found.prefix is not None:
+                kept.add(found.prefix)
+                flaw = None if row.id in self._world.damaged else self._flaw(tx, found)
+                if flaw is not None:
+                    wrong.append(f"COMPLETED is no backup: {row.id}: {flaw}")
+            want = expected.get(f"backup {row.id}")
+            is_now = "DELETED" if row.deleted else row.ended
+            if want is not None and is_now not in want.split("|"):
+                wrong.append(f"backup {row.id} is {is_now}, expected {want}")
+        if not self._world.patient:
+            kept |= self._late
+        stray = sorted({key.rpartition("/")[0] for key in self._world.blobs.objects} - kept)
+        wrong += [f"orphan objects below {prefix}" for prefix in stray]
+        return wrong
+
+    def _of_instances(self, tx: Tx, expected: dict[str, str], written: dict[str, list[str]]) -> list[str]:
+        wrong = []
+        for row in _INSTANCES.all(tx):
+            loaded = load_instance(tx, row.id)
+            assert loaded is not None
+            shown = status(loaded.instance, tx.now)
+            is_now = "DELETED" if row.removed else "TRASH" if row.deleted else shown.status
+            want = expected.get(row.id)
+            if want is not None and is_now != want:
+                wrong.append(f"instance {row.id} is {is_now}, expected {want}")
+            inside = self._world.inside_of(loaded.server_id)
+            if is_now == "ACTIVE" and (inside is None or inside.server is not ServerState.UP):
+                wrong.append(f"instance {row.id} is ACTIVE, and no server answers in it")
+            if inside is not None and (inside.slots or inside.tools):
+                wrong.append(f"orphans in {row.id}: slots {inside.slots}, {len(inside.tools)} tools")
+            volume = self._world.volume_of(loaded.server_id)
+            if not row.removed and row.id in written and (volume is None or volume.rows != written[row.id]):
+                wrong.append(f"rows lost: {row.id} has not the rows that were acknowledged")
+            if loaded.instance.restores is not None and loaded.instance.data_recorded:
+                wrong.append(f"instance {row.id} still holds backup {loaded.instance.restores}")
+        return wrong
+
+
+def longest(backup: Backup) -> float:
+    """By when it has to have ended, whatever single fault there was: every attempt's deadline, what the blob
+    store was waited for, and the time until a row is at rest."""
+    limits = backup.limits
+    one = max(limits.claim, *limits.stalls.values()) + SPARE
+    return backup.created + backup.attempt.number * one + limits.unknown + limits.verify + SPARE
+
+
+def _lease_now(tx: Tx) -> float:
+    return tx.now.lease
+
+
+def unsettled(tx: Tx, *, patient: bool) -> int:
+    """Instances and backups that are not at rest. What only waits for its time in the trash is; and, unless
+    ``patient``, what only waits for uploads that could still arrive."""
+    now, count = tx.now, 0
+    for row in _INSTANCES.all(tx):
+        if not row.settled:
+            loaded = load_instance(tx, row.id)
+            assert loaded is not None
+            kept = row.deleted and loaded.instance.room_mb == 0 and (row.next_look or 0) > now.lease + 600
+            count += 0 if kept else 1
+    for row in _BACKUPS.all(tx):
+        if not row.settled:
+            found = load_backup(tx, row.id)
+            assert found is not None
+            waits = found.backup.ended is not None and found.backup.swept and not patient
+            count += 0 if waits and (row.next_look or 0) > now.lease else 1
+    return count
+
+
+def fingerprint(tx: Tx, world: Databases) -> str:
+    """Rows and world without times."""
+    kept: list[Any] = [tuple(row) for row in _MARKS.all(tx)]
+    for row in _BACKUP_MARKS.all(tx):
+        facts: dict[str, Any] = msgspec.json.decode(row.facts)
+        attempt = facts["attempt"]
+        claimed = attempt.get("claimed") or {}
+        kept.append(
+            (row.id, row.ended, row.deleted, row.removed, row.settled, row.owner is None, row.prefix,
+             attempt["number"], attempt["nonce"], claimed.get("incarnation"), claimed.get("phase"),
+             claimed.get("bytes"), attempt.get("report"), facts["cancelled"], facts["instance_gone"],
+             facts["litter"], facts["swept"], (facts["store"] or {}).get("type"),
+             (facts["verdict"] or {}).get("type"))
+        )  # fmt: skip
+    insides = [
+        (key, inside.server, inside.restart, len(inside.tools), sorted(inside.slots), str(inside.volume),
+         inside.agent is None or inside.agent.dead)
+        for key, inside in sorted(world.insides.items())
+    ]  # fmt: skip
+    return repr((kept, insides, world.blobs.mode, sorted(world.blobs.objects)))
+
+
+__all__ = ["DatabaseTruth", "fingerprint", "longest", "unsettled"]

@@ -1,0 +1,369 @@
+"""Users, operators and mishaps of the simulated databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from unstuck.core.backup.data import Phase
+from unstuck.core.backup.limits import Wish
+from unstuck.core.errors import Conflict, NotFound, Unavailable
+from unstuck.core.instance.requests import CreateUsers, DatabaseAnswer, Failed, ListUsers, Ok
+from unstuck.core.instance.status import status
+from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.want import WantedDatabase, WantedUser
+from unstuck.sim.blobs import Mode, damage
+from unstuck.sim.databases import Databases
+from unstuck.sim.user import SimUser
+from unstuck.store import asks, backups, instance_asks, instances, server_actions
+from unstuck.store.backup_rows import BackupRow, load_backup
+from unstuck.store.backups import NewBackup
+from unstuck.store.engine import Tx
+from unstuck.store.instance_rows import load_instance
+from unstuck.store.instances import AskedInstance, NewIds
+from unstuck.store.servers import Caller
+
+if TYPE_CHECKING:
+    from unstuck.sim.runner import Run
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMITS: Final = Wish(
+    claim=60.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
+)
+"""Deadlines of simulated backups: shorter than the defaults, and for nothing else."""
+READY: Final = 900.0
+CLIENT: Final = 100.0
+"""Seconds for which somebody tries to write."""
+
+
+class DatabaseUser(SimUser):
+    """A user with the database API; requests go to the store functions that the API calls."""
+
+    def __init__(self, run: Run, world: Databases) -> None:
+        super().__init__(run)
+        self._world = world
+        self.asked: dict[str, str] = {}
+        """What instances (by name) and backups (``backup name``) are to be in the end."""
+        self.written: dict[str, list[str]] = {}
+        """Rows that were acknowledged, by instance."""
+
+    # --- requests
+
+    async def _db(
+        self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """One request, repeated only while the control plane is down. Raises what the API refuses it with."""
+        run = self._run
+        while True:
+            if run.control is not None:
+
+                async def work() -> T:
+                    return run.store.transact(tx, *args, **kwargs)
+
+                try:
+                    answer = await self._process.port.effect(f"api.{name}", work)
+                except Unavailable as error:
+                    self.log(f"{error.status}: {error}")
+                else:
+                    host = answer.host_id if isinstance(answer, BackupRow) else answer
+                    self._world.wake("control", "backups", f"host:{host}")
+                    return answer
+            await self.wait(1.0)
+
+    async def _insist(
+        self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Again while it is refused for now; None where what it is for has gone."""
+        while True:
+            try:
+                return await self._db(name, tx, *args, **kwargs)
+            except Conflict as error:
+                self.log(f"409: {error}")
+            except NotFound:
+                return None
+            await self.wait(2.0)
+
+    async def create_db(self, name: str, *, backup: str | None = None) -> None:
+        asked = AskedInstance(
+            name=name, flavor_id="small", volume_gb=1, backup_id=backup,
+            databases=() if backup else (WantedDatabase("shop"),),
+            users=() if backup else (WantedUser("anna", "SCRAM-SHA-256$verifier", ("shop",)),),
+        )  # fmt: skip
+        ids = NewIds(name, f"server-{name}", f"port-{name}", f"data-{name}")
+        await self._db("create-instance", instances.create_instance, asked, ids, self._caller())
+        self.asked[name] = "ACTIVE"
+
+    async def delete_db(self, name: str, *, trash: float = 0.0) -> None:
+        """In the trash for so many seconds first, where there is any data."""
+        await self._db(
+            "delete-instance", instances.delete_instance, name, "p", self._caller(), trash_seconds=trash
+        )
+        self.asked[name] = "DELETED" if trash < 7200 else "TRASH"
+
+    async def undelete_db(self, name: str) -> None:
+        self._world.truth.undeleted.add(name)
+        await self._insist("undelete-instance", instances.undelete_instance, name, "p", self._caller())
+        self.asked[name] = "ACTIVE"
+
+    async def restart_db(self, name: str) -> None:
+        await self._insist("restart-instance", instances.restart_instance, name, "p", self._caller())
+
+    async def resize_db(self, name: str, flavor: str = "large") -> None:
+        await self._insist("resize-instance", instances.resize_instance, name, "p", flavor, self._caller())
+
+    async def resize_volume(self, name: str, size_gb: int = 2) -> None:
+        await self._insist("resize-volume", instances.resize_volume, name, "p", size_gb, self._caller())
+
+    async def rebuild_db(self, name: str) -> None:
+        operator = msgspec.structs.replace(self._caller(), admin=True)
+        await self._insist("rebuild-instance", instances.rebuild_instance, name, None, operator)
+
+    async def backup(self, name: str, instance: str = "db", *, location: str | None = None) -> bool:
+        """False where one is under way."""
+        new = NewBackup(
+            id=name, nonce=self._run.engine.nonce(), name=name, instance_id=instance, location=location,
+            limits=LIMITS,
+        )  # fmt: skip
+        world = self._world
+        try:
+            await self._db(
+                "create-backup", backups.create_backup, new, "p", keyring=world.keyring,
+                places=world.stores.places(),
+            )  # fmt: skip
+        except Conflict as error:
+            self.log(f"409: {error}")
+            return False
+        return True
+
+    async def retry(self, old: str, new: str) -> None:
+        world = self._world
+        await self._insist(
+            "retry-backup", backups.retry_backup, old, "p", new_id=new, nonce=self._run.engine.nonce(),
+            keyring=world.keyring, places=world.stores.places(),
+        )  # fmt: skip
+
+    async def cancel(self, name: str) -> None:
+        try:
+            await self._db("cancel-backup", backups.cancel_backup, name, "p")
+        except Conflict as error:
+            self.log(f"409: {error}")  # it has ended
+
+    async def delete_backup(self, name: str) -> None:
+        await self._db("delete-backup", backups.delete_backup, name, "p")
+        self.asked[f"backup {name}"] = "DELETED"
+
+    # --- waiting
+
+    def _backup(self, name: str) -> BackupRow:
+        found = self._run.store.read(load_backup, name)
+        assert found is not None
+        return found
+
+    async def ended(self, name: str, *endings: str) -> str:
+        """Until it has ended; it is to stay so. That it ends in time is judged for every backup anyway."""
+        began = self._run.engine.now
+        while self._run.engine.now < began + self._run.patience:
+            ended = self._backup(name).backup.ended
+            if ended is not None:
+                word = ended.ending.value
+                if endings and word not in endings:
+                    self.fail(f"backup {name} is {word} ({ended.reason}), expected {'/'.join(endings)}")
+                self.asked.setdefault(f"backup {name}", word)
+                return word
+            await self.wait(2.0)
+        self.fail(f"backup {name} did not end")
+        return ""
+
+    async def claimed(self, name: str, phase: Phase | None = None) -> bool:
+        """Until its agent works on it (in this phase); False if it ended before."""
+        while True:
+            backup = self._backup(name).backup
+            if backup.ended is not None:
+                return False
+            claimed = backup.attempt.claimed
+            if claimed is not None and phase in (None, claimed.phase):
+                return True
+            await self.wait(0.5)
+
+    def shown(self, name: str) -> tuple[str, str]:
+        def look(tx: Tx) -> tuple[str, str]:
+            loaded = load_instance(tx, name)
+            assert loaded is not None
+            found = status(loaded.instance, tx.now)
+            word = "DELETED" if loaded.instance.removed else found.status
+            return word, found.operating_status
+
+        return self._run.store.read(look)
+
+    async def ready(self, name: str = "db") -> None:
+        """Until it is ACTIVE and HEALTHY."""
+        await self.db_until(name, ("ACTIVE", "HEALTHY"))
+
+    async def db_until(self, name: str, *words: tuple[str, str]) -> None:
+        began = self._run.engine.now
+        while self._run.engine.now < began + READY:
+            if self.shown(name) in words:
+                return
+            await self.wait(2.0)
+        self.fail(f"instance {name} did not become {words} in time, but {self.shown(name)}")
+
+    # --- what somebody else does in a database
+
+    async def write(self, name: str, count: int = 1) -> None:
+        """From outside, for as long as a client has patience; a row counts once it is acknowledged."""
+        rows = self.written.setdefault(name, [])
+        end = self._run.engine.now + CLIENT
+        for _ in range(count):
+            while self._run.engine.now < end:
+                inside = self._world.inside_of(f"server-{name}")
+                volume = None if inside is None else inside.volume
+                live = (
+                    inside is not None and inside.server is ServerState.UP and inside.guest.state == "running"
+                )
+                if volume is not None and live and not volume.full:
+                    row = f"{name}-{len(rows)}"
+                    volume.rows.append(row)
+                    rows.append(row)
+                    break
+                await self.wait(1.0)
+            await self.wait(0.2)
+
+    async def expect_rows(self, name: str, rows: list[str]) -> None:
+        """What a restored instance holds."""
+        volume = self._world.volume_of(f"server-{name}")
+        if volume is None or volume.rows[: len(rows)] != rows:
+            self.fail(f"{name} does not hold the rows of its backup")
+        self.written.setdefault(name, [] if volume is None else list(volume.rows))
+
+    async def ask(self, name: str, request: object) -> DatabaseAnswer:
+        """A question through the agent, again until it is answered; its asker waits 10 s each time."""
+        while True:
+            ask_id = self._run.engine.nonce()
+            argument = msgspec.json.encode(request).decode()
+            try:
+                await self._db(
+                    "ask",
+                    instance_asks.ask_instance,
+                    name,
+                    "p",
+                    ask_id=ask_id,
+                    argument=argument,
+                    seconds=10.0,
+                )
+            except Conflict as error:
+                self.log(f"409: {error}")
+            else:
+                for _ in range(11):
+                    await self.wait(1.0)
+                    text = self._run.store.read(asks.read_answer, ask_id)
+                    if text is not None:
+                        self._run.store.transact(asks.drop_ask, ask_id)
+                        return msgspec.json.decode(text, type=DatabaseAnswer)
+            await self.wait(2.0)
+
+    async def create_user(self, name: str, user: str) -> None:
+        """Again until it is there: an earlier try may have come through unheard."""
+        while True:
+            said = await self.ask(name, CreateUsers((WantedUser(user, "SCRAM-SHA-256$verifier"),)))
+            if isinstance(said, Ok) or (isinstance(said, Failed) and said.code == "exists"):
+                break
+            await self.wait(2.0)
+        listed = await self.ask(name, ListUsers(20))
+        if isinstance(listed, Ok) and user not in {found.name for found in listed.users}:
+            self.fail(f"the user {user} of {name} is not there")
+
+    # --- mishaps
+
+    async def agent_dies(self, name: str, *, back_after: float | None = 0.0) -> None:
+        """kill −9. PID 1 starts it again after ``back_after`` seconds (None: there is none any more)."""
+        server = f"server-{name}"
+        if back_after is None or back_after:
+            self._world.without_agent.add(server)
+        inside = self._world.inside_of(server)
+        if inside is not None and inside.agent is not None:
+            inside.agent.kill()
+        if back_after:
+            self._run.engine.at(back_after, lambda: self._world.without_agent.discard(server))
+
+    async def agent_comes(self, name: str) -> None:
+        self._world.without_agent.discard(f"server-{name}")
+
+    async def no_agent(self, name: str) -> None:
+        self._world.without_agent.add(f"server-{name}")
+
+    async def agent_speaks(self, name: str, *, other: bool) -> None:
+        """Its agent is of a version that the host does not understand, or of the right one again."""
+        server = f"server-{name}"
+        (self._world.other_version.add if other else self._world.other_version.discard)(server)
+        await self.agent_dies(name)
+
+    async def freeze_agent(self, name: str, seconds: float) -> None:
+        inside = self._world.inside_of(f"server-{name}")
+        if inside is not None and inside.agent is not None:
+            inside.agent.frozen_until = self._run.engine.now + seconds
+            self.log(f"    *** the agent of {name} is frozen for {seconds:.0f} s")
+
+    async def hang(self, name: str, phase: Phase | None) -> None:
+        """Its backup tool hangs in this phase from now on (None: no longer)."""
+        server = f"server-{name}"
+        if phase is None:
+            self._world.hangs.pop(server, None)
+        else:
+            self._world.hangs[server] = phase
+
+    async def blobs(self, mode: Mode) -> None:
+        self._world.blobs.set_mode(mode)
+
+    async def damage(self, how: str, backup: str) -> None:
+        self._world.damaged.add(backup)
+        damage(self._world.blobs, how)
+
+    async def control_away(self, seconds: float) -> None:
+        """The control plane is killed, and started again much later."""
+        run = self._run
+        if run.control is not None:
+            run.control.kill()
+            run.control = None
+            run.engine.at(seconds, run.boot_control)
+
+    async def restart_host_agents(self) -> None:
+        for host in self._run.hosts:
+            self._run.host_down(host, 1.0)
+
+    async def pause_guest(self, name: str, *, paused: bool) -> None:
+        """An operator pauses the instance's server, or lets it go on."""
+        operator = Caller(self._caller().request_id, "op", "p", admin=True)
+        action = server_actions.pause_server if paused else server_actions.unpause_server
+        await self._request("pause" if paused else "unpause", action, f"server-{name}", operator)
+
+    async def volume_full(self, name: str, *, full: bool) -> None:
+        """The server ends at its next write, and so does each that is started, until there is room again."""
+        server = f"server-{name}"
+        volume, inside = self._world.volume_of(server), self._world.inside_of(server)
+        if volume is not None:
+            volume.full = full
+        if full and inside is not None and inside.server is ServerState.UP:
+            inside.crash_server()
+
+    async def lose_volume(self, name: str) -> None:
+        """The volume that is there is another one, and empty; the guest is started anew."""
+        volume = self._world.volume_of(f"server-{name}")
+        if volume is not None:
+            volume.generation, volume.rows, volume.applied = "", [], False
+        self.written.pop(name, None)
+        for host in self._run.hosts:
+            host.guests.pop(f"server-{name}", None)
+            self._run.agents[host.id].wake(f"server-{name}")
+
+    async def crash_server(self, name: str) -> None:
+        inside = self._world.inside_of(f"server-{name}")
+        if inside is not None and inside.server is ServerState.UP:
+            inside.crash_server()
+
+    def patient(self) -> None:
+        """Wait at the end also for what could still arrive late."""
+        self._world.patient = True
