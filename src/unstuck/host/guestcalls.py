@@ -44,6 +44,11 @@ class Said(Exception):
         super().__init__(str(response))
         self.response = response
 
+    @property
+    def late(self) -> bool:
+        """What was asked about is over."""
+        return isinstance(self.response, No) and self.response.code == "late"
+
     def no_or_not_now(self) -> No | NotNow:
         """As one of those two, which it is wherever a call was not answered as hoped."""
         if isinstance(self.response, No | NotNow):
