@@ -55,7 +55,7 @@ def from_guest(peer: Want, address: str, port: int = 5432) -> bool:
 
 
 def patiently(question: Callable[[], bool]) -> bool:
-    """The small service is away for a moment after each answer: one refusal is no proof that none is let in."""
+    """The small service is away for a moment after each answer: a refusal proves little."""
     end = time.monotonic() + 15
     while not (found := question()) and time.monotonic() < end:
         time.sleep(0.05)
