@@ -174,6 +174,8 @@ class Desk:
             raise refuse("invalid", str(error)) from error
         except Unreachable as error:
             raise Said(NotNow(Problem.UNREACHABLE, f"the control plane is away: {error}", 2.0)) from error
+        except BlobError as error:  # it had to look there to answer
+            raise Said(NotNow(error.problem, error.reason, 5.0)) from error
 
     async def objects(self, guest: Guest, verb: str, work: Callable[[], Awaitable[T]]) -> T:
         """Ask the blob store. What is not certain is "not now", never a yes or a no."""

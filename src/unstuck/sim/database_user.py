@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 
 from unstuck.core.backup.data import Phase
 from unstuck.core.backup.limits import Wish
@@ -23,6 +24,8 @@ from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.instances import AskedInstance, NewIds
+from unstuck.store.schema.database import backups as backup_table
+from unstuck.store.schema.database import instances as instance_table
 from unstuck.store.servers import Caller
 
 if TYPE_CHECKING:
@@ -99,10 +102,36 @@ class DatabaseUser(SimUser):
 
     async def delete_db(self, name: str, *, trash: float = 0.0) -> None:
         """In the trash for so many seconds first, where there is any data."""
+        self._wish(f"server-{name}", "delete")
+        self._world.truth.unwanted.add(name)
         await self._db(
             "delete-instance", instances.delete_instance, name, "p", self._caller(), trash_seconds=trash
         )
         self.asked[name] = "DELETED" if trash < 7200 else "TRASH"
+
+    async def delete_databases(self) -> None:
+        """All that the store knows of; then there is none."""
+        for name in self.transact(_instance_names):
+            try:
+                await self.delete_db(name)
+            except NotFound:
+                continue
+        for name in self.transact(_backup_names):
+            await self.delete_backup(name)
+        self.asked.clear()
+
+    async def check_backups(self) -> None:
+        """What was complete, and was not deleted by its user, can still be restored, whoever knows of it."""
+        lost = self._world.truth.complete - self._world.truth.unwanted
+        for name in sorted(lost):
+            if not any(f"backups/{name}/" in key for key in self._world.blobs.objects):
+                self.fail(f"the complete backup {name} is gone, and its user never deleted it")
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.asked.clear()
+        self.written.clear()
+        self._world.truth.put_back()
 
     async def undelete_db(self, name: str) -> None:
         self._world.truth.undeleted.add(name)
@@ -153,7 +182,11 @@ class DatabaseUser(SimUser):
             self.log(f"409: {error}")  # it has ended
 
     async def delete_backup(self, name: str) -> None:
-        await self._db("delete-backup", backups.delete_backup, name, "p")
+        self._world.truth.unwanted.add(name)
+        try:
+            await self._db("delete-backup", backups.delete_backup, name, "p")
+        except NotFound:
+            self.log(f"404: backup {name}")
         self.asked[f"backup {name}"] = "DELETED"
 
     # --- waiting
@@ -367,3 +400,13 @@ class DatabaseUser(SimUser):
     def patient(self) -> None:
         """Wait at the end also for what could still arrive late."""
         self._world.patient = True
+
+
+def _instance_names(tx: Tx) -> list[str]:
+    query = sa.select(instance_table.c.id).where(sa.not_(instance_table.c.deleted))
+    return list(tx.execute(query.order_by(instance_table.c.id)).scalars())
+
+
+def _backup_names(tx: Tx) -> list[str]:
+    query = sa.select(backup_table.c.id).where(sa.not_(backup_table.c.deleted))
+    return list(tx.execute(query.order_by(backup_table.c.id)).scalars())

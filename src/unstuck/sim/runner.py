@@ -23,7 +23,7 @@ from unstuck.sim.databases import Databases, populate, small_pieces
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Spinning, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unfinished_images, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
-from unstuck.sim.setback import Jump, Setback, aftermath
+from unstuck.sim.setback import Jump, Setback, aftermath, database_aftermath
 from unstuck.sim.user import PATIENCE, SimUser
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
 from unstuck.store import agents, clock, generation, networks
@@ -259,7 +259,10 @@ class Run:
         for host in self.hosts:
             if self.agents[host.id].dead:
                 self.engine.at(1.5 + plan.silent, functools.partial(self._revive, host))
-        self.user.beside(aftermath(self.user, plan))
+        if isinstance(self.user, DatabaseUser):
+            self.user.beside(database_aftermath(self.user, plan))
+        else:
+            self.user.beside(aftermath(self.user, plan))
 
     def _revive(self, host: SimHost) -> None:
         if self.agents[host.id].dead:
