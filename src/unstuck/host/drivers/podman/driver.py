@@ -164,7 +164,9 @@ class PodmanDriver:
         await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
 
     async def grow_disk(self, want: Want) -> None:
-        path = (await self._checked(want)).disk_of(want)
+        folder = await self._checked(want)
+        await self._containers.wipe(folder)  # one that has ended by itself still has its volume mounted
+        path = folder.disk_of(want)
         await mounts.until_free(path)
         await volume.grow_volume(path, disk.size_wanted(want), self._barrier)
 
