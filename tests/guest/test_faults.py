@@ -107,6 +107,7 @@ def test_a_volume_that_is_not_mounted_is_not_an_empty_one(guest: Guest) -> None:
     guest.host.wants(guest.want())
     guest.start("", "--mounted")
     assert guest.trouble("data-unknown").data is Thing.UNKNOWN
+    assert list(guest.volume.iterdir()) == []
 
 
 def test_a_server_that_crashes_is_up_again_at_once_with_its_data(guest: Guest) -> None:
@@ -129,6 +130,26 @@ def test_a_server_that_crashed_while_no_agent_was_there_is_started(guest: Guest)
     guest.start()
     wait_for(lambda: guest.server_pid() not in (0, first), 20)
     guest.ready()
+    holds(guest)
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_come_up_is_left_alone_with_its_last_words(guest: Guest) -> None:
+    want = serve(guest)
+    guest.kill()
+    guest.end_server()
+    control = guest.volume / "database/pg/global/pg_control"
+    whole = control.read_bytes()
+    control.write_bytes(bytes(len(whole)))
+    guest.host.view = None
+    guest.start()
+    view = guest.trouble("server-keeps-failing", 100)
+    assert view.trouble is not None
+    assert view.trouble.final
+    assert "incompatible with server" in view.trouble.reason
+    control.write_bytes(whole)
+    change(guest, want, restart=1)  # somebody has seen to it
+    assert guest.ready().restart == 1
     holds(guest)
 
 

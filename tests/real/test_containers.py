@@ -283,6 +283,27 @@ def test_a_full_volume_hurts_its_own_guest_only_and_data_outlives_every_start(
     asyncio.run(scene())
 
 
+def test_a_volume_grows_under_a_guest_that_ended_when_it_was_asked(tmp_path: Path, image: Path) -> None:
+    """Found with a resize of an instance: its last container's mounts were in the way for ever."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            small, driver = stage.want(), stage.driver()
+            assert await settle(driver, small) is Step.AT_REST
+            folder = stage.folder(small)
+            before = folder.disk_of(small).stat().st_size
+            flavor = msgspec.structs.replace(small.spec.flavor, disk_gb=small.spec.flavor.disk_gb + 1)
+            spec = msgspec.structs.replace(small.spec, flavor=flavor)
+            large = msgspec.structs.replace(
+                small, spec=spec, edge=2, intent=2, soft=True, patience=10.0, disk_recorded=True
+            )
+            assert await settle(driver, large) is Step.AT_REST
+            assert folder.disk_of(large).stat().st_size == before + (1 << 30)
+            assert "ready: start 2" in await said(driver, large, "start 2")
+
+    asyncio.run(scene())
+
+
 def test_a_volume_that_something_else_has_mounted_is_left_alone(tmp_path: Path, image: Path) -> None:
     """Two datastores on one volume would destroy it: whoever it is, the start waits for him."""
 

@@ -85,3 +85,23 @@ def reaches(db: Command, password: str) -> bool:
         return db.sql("again", password, "select 1") == "1"
     except (AssertionError, subprocess.TimeoutExpired):
         return False
+
+
+def test_restarted_and_resized_it_has_its_rows(cloud: FaultCloud) -> None:
+    """A container that had ended by itself kept its volume mounted, and a larger volume never came about."""
+    db, api = Command(cloud), Databases(cloud.cloud)
+    password = urlsplit(db("create", "shop", "--allow", HERE)).password or ""
+    db.sql("shop", password, "create table t as select 42 as n")
+    instance = api.instance("shop")["id"]
+    for action in ({"restart": {}}, {"resize": {"flavorRef": "4"}}, {"resize": {"volume": {"size": 2}}}):
+        api.ask("POST", f"/instances/{instance}/action", json=action)
+        cloud.until(f"{action} has come about", lambda: usable(api, instance))
+        assert db.sql("shop", password, "select n from t") == "42"
+    shown = api.get(f"/instances/{instance}")["instance"]
+    assert (shown["flavor"]["id"], shown["volume"]["size"]) == ("4", 2)
+    db("delete", "shop")
+
+
+def usable(api: Databases, instance: str) -> bool:
+    shown = api.get(f"/instances/{instance}")["instance"]
+    return (shown["status"], shown["operating_status"]) == ("ACTIVE", "HEALTHY")
