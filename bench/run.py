@@ -21,6 +21,7 @@ from bench.creates import creates
 from bench.databases import Database, both
 from bench.datapath import datapath
 from bench.figure import Figure, figure, row
+from bench.guestbackup import backups
 from bench.guests import instant, qemu, up
 from bench.lists import lists
 from bench.recovery import hundred
@@ -50,6 +51,7 @@ def simulation() -> Iterator[Figure]:
 
 ONCE: dict[str, Callable[[], Iterator[Figure]]] = {
     "qemu": lambda: qemu(built_image()), "up": up, "datapath": datapath, "simulation": simulation,
+    "backups": backups,
 }  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class GuestCloud:
         self.place = Place(f"file://{folder}", "", "", "", "") if direct else None
         self.signer = Signer.new()
         self.identity = new_identity()
+        self.key = wrap("the backup's private key", [recipient_of(self.identity)])
         self.backup: Backup | None = None
         self.starts: list[str] = []
         self.reports: list[GuestReport] = []
@@ -110,7 +111,7 @@ class GuestCloud:
         frame = Frame(
             cloud_id="cloud", project_id="project", instance_id="instance", instance_name="db",
             backup_id=backup.id, backup_name="b", attempt=backup.attempt.number, nonce=ask.nonce,
-            taken_at=0.0, recipients=("r",), key=wrap("secret", [recipient_of(self.identity)]),
+            taken_at=0.0, recipients=("r",), key=self.key,
         )  # fmt: skip
         certificate = msgspec.json.encode(self.signer.certify(HOST, ask.signing_key)).decode()
         return Taken(frame, self.prefix, certificate, self.place)

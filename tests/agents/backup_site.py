@@ -27,7 +27,6 @@ from unstuck.core.backup.limits import Wish
 from unstuck.core.backup.status import status
 from unstuck.core.instance.wire import EndAttempt, RenewAttempt, TakeAttempt, Taken, Who
 from unstuck.core.server.data import Observation, Running, Step, Thing
-from unstuck.runtime.lanes import Lanes
 from unstuck.store import agents, backups, servers
 from unstuck.store.backup_rows import BackupRow
 from unstuck.store.engine import Store
@@ -69,10 +68,10 @@ class BackupCloud(Site):
         return Instance(self, server_id, instance_id)
 
     def control_backups(
-        self, port: Any, *, job: float = 5.0, lanes: Lanes | None = None
+        self, port: Any, *, job: float = 5.0, blobs: ThreadedBlobs | None = None
     ) -> asyncio.Task[int]:
         """The loops of a control plane; ``port.end`` ends them."""
-        blobs = ThreadedBlobs(self.stores, self.keyring, lanes)
+        blobs = blobs or ThreadedBlobs(self.stores, self.keyring)
         self.controller = BackupController(port, self.store, blobs, self.notifier.wake, tick=0.05, job=job)
         ticker = self.ticking(port)
         works = {"backups": self.controller.run_forever(), "tick": ticker}

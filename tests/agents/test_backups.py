@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx2
 import msgspec
+import pysqlite3
 import pytest
 from agents_site import HOST
 from backup_site import BackupCloud, Instance
@@ -17,12 +19,17 @@ from tests.backup_world import set_instance
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import open_chunk
 from unstuck.blobs.manifest import manifest_key
+from unstuck.blobs.site import BackupSite
+from unstuck.blobs.stores import Stores
+from unstuck.control.backup_blobs import ThreadedBlobs
 from unstuck.core.backup import change
-from unstuck.core.backup.data import Done, Gave
+from unstuck.core.backup.data import Done, Gave, Rotten, Verified
 from unstuck.core.instance.wire import AskGrant, RestoreGrant, Taken
 from unstuck.store import backup_rows, backups
+from unstuck.store.backup_work import Work, Written
 from unstuck.store.engine import Store
 from unstuck.store.figures import figures
+from unstuck.store.generation import rise
 
 Play = Callable[[BackupCloud], Awaitable[None]]
 
@@ -146,18 +153,40 @@ def test_a_finished_backup_whose_report_was_lost_is_found_and_complete(store: St
     run(store, tmp_path, play)
 
 
-def test_an_agent_that_lives_and_does_nothing_is_given_up_and_told(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["starting", "copying", "finishing", "uploading"])
+def test_an_agent_that_lives_and_does_nothing_is_given_up_in_each_phase_and_told(
+    store: Store, tmp_path: Path, phase: str
+) -> None:
+    """Its tool hangs, and it says so itself, each time with a greater age of its last progress."""
+
     async def play(cloud: BackupCloud) -> None:
         instance = await cloud.instance()
-        backup_id = await instance.backup(copying=1.0, attempts=1)
+        backup_id = await instance.backup(attempts=1, **{phase: 1.0})
         taken = await instance.taken(backup_id)
         began = time.monotonic()
+        nonce = taken.frame.nonce
         await refused(
-            lambda: instance.renew(backup_id, idle=time.monotonic() - began, nonce=taken.frame.nonce)
+            lambda: instance.renew(backup_id, phase=phase, idle=time.monotonic() - began, nonce=nonce)
         )
         row = await cloud.ended(backup_id)
         assert row.backup.ended is not None
-        assert row.backup.ended.reason == "it copied the data and nothing moved for 1 s"
+        assert row.backup.ended.reason.endswith("nothing moved for 1 s")
+        assert time.monotonic() - began < 20.0
+
+    run(store, tmp_path, play)
+
+
+def test_an_agent_that_moves_all_the_time_ends_with_the_time_it_was_given_in_all(
+    store: Store, tmp_path: Path
+) -> None:
+    async def play(cloud: BackupCloud) -> None:
+        instance = await cloud.instance()
+        backup_id = await instance.backup(total=1.0)
+        taken = await instance.taken(backup_id)
+        await refused(lambda: instance.renew(backup_id, nonce=taken.frame.nonce))
+        row = await cloud.ended(backup_id)
+        assert row.backup.ended is not None
+        assert row.backup.ended.reason == "it took longer than it was given in all"
 
     run(store, tmp_path, play)
 
@@ -446,3 +475,109 @@ def test_what_an_agent_says_of_its_failure_is_kept_within_bounds(store: Store, t
         assert len(row.backup.ended.reason) <= 1000
 
     run(store, tmp_path, play)
+
+
+class Stuck(ThreadedBlobs):
+    """A control plane that is killed while it verifies: its answer never comes."""
+
+    async def verify(self, work: Work, seconds: float) -> tuple[Verified, Written] | Rotten:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+
+def test_a_control_plane_that_dies_while_it_verifies_is_followed_by_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unstuck.control.backups.LEASE_MORE", 0.5)
+
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        instance = await cloud.instance()
+        port = cloud.control_port()
+        task = cloud.control_backups(port, job=1.0, blobs=Stuck(cloud.stores, cloud.keyring))
+        backup_id = await instance.complete()
+        await cloud.until(lambda: cloud.row(backup_id).owner is not None)
+        port.end(0)
+        await task
+        assert cloud.status(backup_id) == "SAVING"
+        port = cloud.control_port()
+        task = cloud.control_backups(port, job=1.0)
+        await cloud.ended(backup_id)
+        assert cloud.status(backup_id) == "COMPLETED"
+        port.end(0)
+        await task
+
+    asyncio.run(whole())
+
+
+def test_of_two_control_planes_each_backup_is_verified_by_one(store: Store, tmp_path: Path) -> None:
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        counts = [Counting(cloud.stores, cloud.keyring) for _ in range(2)]
+        ports = [cloud.control_port() for _ in counts]
+        tasks = [cloud.control_backups(p, blobs=c) for p, c in zip(ports, counts, strict=True)]
+        ids = [await (await cloud.instance()).complete() for _ in range(6)]
+        for backup_id in ids:
+            await cloud.ended(backup_id)
+        assert [cloud.status(backup_id) for backup_id in ids] == ["COMPLETED"] * 6
+        assert sum(count.verified for count in counts) == 6
+        for port, task in zip(ports, tasks, strict=True):
+            port.end(0)
+            await task
+
+    asyncio.run(whole())
+
+
+class Counting(ThreadedBlobs):
+    verified = 0
+
+    async def verify(self, work: Work, seconds: float) -> tuple[Verified, Written] | Rotten:
+        self.verified += 1
+        return await super().verify(work, seconds)
+
+
+def test_a_host_that_sends_slowly_holds_up_only_itself() -> None:
+    async def play() -> None:
+        there = BackupSite(Stores(Path("/nonexistent"), Path("/nonexistent")), None)
+        async with contextlib.AsyncExitStack() as slow:
+            for _ in range(4):
+                await slow.enter_async_context(there.object_in_memory("slow", 1.0))
+            with pytest.raises(TimeoutError):
+                await slow.enter_async_context(there.object_in_memory("slow", 0.05))
+            async with there.object_in_memory("other", 1.0):
+                pass
+        async with there.object_in_memory("slow", 1.0):
+            pass
+
+    asyncio.run(play())
+
+
+def test_a_store_set_back_to_before_the_backup_was_taken_finds_it_complete(
+    store: Store, tmp_path: Path
+) -> None:
+    """Its older copy knows the backup as one that nobody took, and its deadline is over."""
+    older = tmp_path / "older.db"
+
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        instance = await cloud.instance()
+        backup_id = await instance.backup(claim=1.0)
+        with contextlib.closing(pysqlite3.connect(str(tmp_path / "store.db"))) as connection:
+            connection.execute(f"VACUUM INTO '{older}'")
+        taken = await instance.taken(backup_id)
+        await instance.end(backup_id, Done(await instance.write(backup_id, taken)))
+        copy = Store(f"sqlite:///{older}")
+        try:
+            await copy.run(rise, "an older copy was put back")
+            cloud.store = copy
+            assert cloud.status(backup_id) == "NEW"
+            port = cloud.control_port()
+            task = cloud.control_backups(port)
+            row = await cloud.ended(backup_id)
+            assert (cloud.status(backup_id), row.size) == ("COMPLETED", 15000)
+            port.end(0)
+            await task
+        finally:
+            copy.close()
+
+    asyncio.run(whole())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 import sqlalchemy as sa
 from api_cloud import Cloud
@@ -13,7 +14,7 @@ from tests.compute_site import Site
 
 from unstuck.core.errors import Conflict
 from unstuck.core.server.control import IMAGE_FAILED
-from unstuck.core.server.data import Step, Trouble
+from unstuck.core.server.data import Spec, Step, Trouble
 from unstuck.store import captures
 from unstuck.store import images as rows
 from unstuck.store.agents import Stale
@@ -253,6 +254,29 @@ def test_bad_requests_name_the_field_and_make_nothing(
 def test_what_was_never_placed_has_no_image(demo: Cloud, site: Site) -> None:
     made = demo.ask("POST", SERVERS, json=site.body()).json()["server"]["id"]
     assert act(demo, made, "createImage", {"name": "copy"}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("createImage", {"name": "copy"}), ("resize", {"flavorRef": "2"})]
+)
+def test_the_server_of_a_database_is_left_to_its_instance(
+    admin: Cloud, site: Site, name: str, body: dict[str, Any]
+) -> None:
+    made = admin.ask("POST", SERVERS, json=site.body()).json()["server"]["id"]
+    site.settle()
+
+    def give(tx: Any) -> None:
+        text = tx.execute(sa.select(servers.c.spec).where(servers.c.id == made)).scalar_one()
+        spec = msgspec.structs.replace(msgspec.json.decode(text, type=Spec), data=True)
+        tx.execute(
+            sa.update(servers).where(servers.c.id == made).values(spec=msgspec.json.encode(spec).decode())
+        )
+
+    site.store.transact(give)
+    answer = act(admin, made, name, body)
+    assert answer.status_code == 409
+    assert "is a database's" in answer.json()["conflictingRequest"]["message"]
+    assert state(admin, made) == ("ACTIVE", None, 1)
 
 
 def test_others_cannot_touch(admin: Cloud, demo: Cloud, site: Site) -> None:

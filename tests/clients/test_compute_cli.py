@@ -8,7 +8,7 @@ from typing import Any
 
 import openstack
 import pytest
-from running import Running
+from running import Running, Shell
 from tests.compute_site import KEY
 
 
@@ -170,6 +170,16 @@ def test_an_image_of_the_openstack_command(cloud: Running, sdk: openstack.connec
     second = sdk.create_image_snapshot("again", server.id, wait=True, timeout=30)
     assert second.status == "active"
     cli("image", "delete", "copy", "again")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_console_url_is_refused_in_words(cloud: Running, sdk: openstack.connection.Connection) -> None:
+    sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
+    for kind in ("--novnc", "--serial", "--spice"):
+        status, _, errors = Shell(cloud).run("console", "url", "show", kind, "web")
+        assert status == 1
+        assert "Unavailable console type" in errors
+        assert "console log" in errors
 
 
 @pytest.mark.filterwarnings("default")

@@ -84,7 +84,7 @@ def test_from_create_to_restore(cloud: Databases, folder: Path, capsys: pytest.C
     listed, _ = db(capsys, "list")
     assert f"{key}  backup monday  COMPLETED" in listed
     for kind, name, word in (
-        ("instance", "shop", "its database answers"),
+        ("instance", "shop", "the database answers"),
         ("backup", "monday", "complete"),
         ("backup", key, "complete"),
     ):

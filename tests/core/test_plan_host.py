@@ -238,6 +238,13 @@ CAPTURES: list[tuple[str, Want, dict[str, object], str]] = [
     ("off", msgspec.structs.replace(PICTURED, power=Power.OFF), {}, "capture"),
     ("off, no more wanted", msgspec.structs.replace(ON, power=Power.OFF), {"copies": P}, "drop_copies"),
     ("suspended", msgspec.structs.replace(PICTURED, power=Power.SUSPENDED), {"memory": P}, "capture"),
+    (
+        "given up, and suspended at once",
+        WANTS["suspended"],
+        {"guest": Running(3), "copies": P},
+        "drop_copies",
+    ),
+    ("given up, suspended while paused", WANTS["suspended"], {"guest": STANDING, "copies": P}, "drop_copies"),
     ("delete wins", msgspec.structs.replace(PICTURED, gone=True), {"guest": Running(3)}, "quit"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -68,13 +69,15 @@ class Guest:
         }  # fmt: skip
         return DatabaseWant(**(values | changes))
 
-    def start(self, stop_at: str = "", *options: str) -> subprocess.Popen[bytes]:
+    def start(self, stop_at: str = "", *options: str, user: str | None = None) -> subprocess.Popen[bytes]:
         environment = os.environ | {"UNSTUCK_STOP_AT": stop_at, "MALLOC_MMAP_THRESHOLD_": "1048576"}
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
                 [sys.executable, "-m", "tests.guest.agent_process", self.socket,
                  "--volume", self.volume, "--run", self.run, *options],
-                stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2],
+                stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2], user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
             )  # fmt: skip
         return self.agent
 

@@ -144,7 +144,9 @@ class Host:
         nonce = request.nonce
         if nonce in self.over:
             return Refused("late", self.over[nonce])
-        backup = None if self.want is None else self.want.backup
+        if self.want is None:
+            return NotNow("unreachable", "nothing was told yet", 0.2)
+        backup = self.want.backup
         if backup is None or backup.nonce != nonce:
             return Refused("late", "the attempt is over")
         if isinstance(request, Take):

@@ -136,6 +136,7 @@ def sender(guest: Guest) -> int:
     return int(as_admin(guest, "select pid from pg_stat_progress_basebackup"))
 
 
+@pytest.mark.slow
 def test_a_tool_that_dies_is_no_backup(guest: Guest) -> None:
     guest.host.slow = 0.2
     offer(guest, "killed")
@@ -171,6 +172,7 @@ def test_an_attempt_that_is_to_stop_stops(guest: Guest) -> None:
     nothing_is_left(guest)
 
 
+@pytest.mark.slow
 def test_the_word_to_stop_may_come_with_the_want(guest: Guest) -> None:
     guest.host.slow = 0.3
     offer(guest, "stop2")
@@ -231,6 +233,7 @@ def reachable(guest: Guest) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_host_that_is_away_for_a_while_loses_no_attempt(guest: Guest) -> None:
     guest.host.slow = 0.1
     offer(guest, "away")
@@ -239,3 +242,27 @@ def test_a_host_that_is_away_for_a_while_loses_no_attempt(guest: Guest) -> None:
     time.sleep(2)
     guest.host.away = False
     wait_for(lambda: "away" in guest.host.finished, 60)
+
+
+def test_a_host_that_does_not_know_yet_what_is_wanted_ends_no_attempt(guest: Guest) -> None:
+    guest.host.slow = 0.2
+    offer(guest, "unsaid")
+    wait_for(lambda: guest.host.stored.get("unsaid"))
+    want = guest.host.want
+    assert want is not None
+    guest.host.want, guest.host.version = None, guest.host.version + 1
+    looks = guest.host.calls.count("Look")
+    wait_for(lambda: guest.host.calls.count("Look") > looks)  # it has heard that
+    guest.host.wants(want)
+    guest.host.slow = 0.0
+    wait_for(lambda: "unsaid" in guest.host.finished, 60)
+    assert "unsaid" not in guest.host.gave_up
+
+
+def test_an_attempt_that_is_not_offered_any_more_is_dropped(guest: Guest) -> None:
+    guest.host.slow = 0.3
+    offer(guest, "gone")
+    wait_for(lambda: guest.host.stored.get("gone"))
+    guest.host.wants(guest.want(origin=SHOP, data_recorded=True))
+    nothing_is_left(guest)
+    assert "gone" not in guest.host.finished

@@ -9,7 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.guest_http import served
 from tests.guest_sender import PIECE as LARGE
 from tests.guest_site import Site, greeted, patiently, pieces_of, play, server_folder, until
 from unstuck.blobs import manifest as manifests
+from unstuck.core.backup.data import Done as BackupDone
 from unstuck.core.instance.guestwire import Done, Hello, Look, Orders, Refused, Seen, Store, Take
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.server.data import Thing
@@ -227,8 +229,8 @@ def test_requests_that_are_no_requests_are_refused_by_name(site: Site) -> None:
 
 
 @contextmanager
-def program(name: object, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+def program(name: object, *arguments: object, **more: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}", **more}
     command = [sys.executable, "-m", f"tests.{name}", *map(str, arguments)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT, env=environment) as child:
         try:
@@ -286,6 +288,30 @@ def test_a_host_that_is_killed_in_the_middle_of_frames_again_and_again_loses_not
         assert len(cloud.objects.list(cloud.prefix)) == count + 1  # and nothing else
 
 
+EFFECTS = ("register", "take", "store", "note", "manifest", "done")
+BEFORE = [pytest.param(f"guests.{name}", marks=pytest.mark.slow) for name in EFFECTS]
+BEHIND = [f"guests.{name}+" for name in EFFECTS]
+
+
+@pytest.mark.parametrize("point", [*BEHIND, *BEFORE])
+def test_a_host_that_dies_at_any_effect_of_a_backup_is_followed_by_one_that_ends_it(
+    tmp_path: Path, point: str
+) -> None:
+    with processes(tmp_path) as (cloud, host, guest), program(*guest, 3, 2) as sender:
+        with program(*host, UNSTUCK_STOP_AT=point) as end:
+            wait_for((tmp_path / "host" / f"stopped-{end.pid}").exists)
+            os.kill(end.pid, signal.SIGKILL)
+        with program(*host):
+            assert list(lines(sender, "finished"))
+        assert sender.wait(30.0) == 0
+        assert cloud.backup is not None
+        written = cloud.objects.get(manifests.manifest_key(cloud.prefix)) or b""
+        assert cloud.backup.attempt.report == BackupDone(manifests.digest(written))
+        manifest = manifests.read(written, cloud.signer.public, cloud.prefix)
+        assert manifests.missing(manifest, cloud.objects.list(cloud.prefix)) == []
+        assert len(cloud.objects.list(cloud.prefix)) == 4
+
+
 def test_a_guest_that_is_killed_in_the_middle_of_a_frame_leaves_the_way_free_for_the_next(
     site: Site,
 ) -> None:
@@ -336,6 +362,13 @@ def test_pieces_that_nobody_stores_do_not_fill_the_hosts_memory(site: Site) -> N
             assert host.within.used == 0
 
     play(work)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

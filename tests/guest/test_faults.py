@@ -102,10 +102,12 @@ def test_a_volume_with_files_of_nobody_is_left_alone(guest: Guest) -> None:
     assert (guest.volume / "thesis.tex").read_text() == "the only copy"
 
 
+@pytest.mark.slow
 def test_a_volume_that_is_not_mounted_is_not_an_empty_one(guest: Guest) -> None:
     guest.host.wants(guest.want())
     guest.start("", "--mounted")
     assert guest.trouble("data-unknown").data is Thing.UNKNOWN
+    assert list(guest.volume.iterdir()) == []
 
 
 def test_a_server_that_crashes_is_up_again_at_once_with_its_data(guest: Guest) -> None:
@@ -119,6 +121,7 @@ def test_a_server_that_crashes_is_up_again_at_once_with_its_data(guest: Guest) -
     holds(guest)
 
 
+@pytest.mark.slow
 def test_a_server_that_crashed_while_no_agent_was_there_is_started(guest: Guest) -> None:
     serve(guest)
     first = guest.server_pid()
@@ -127,6 +130,26 @@ def test_a_server_that_crashed_while_no_agent_was_there_is_started(guest: Guest)
     guest.start()
     wait_for(lambda: guest.server_pid() not in (0, first), 20)
     guest.ready()
+    holds(guest)
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_come_up_is_left_alone_with_its_last_words(guest: Guest) -> None:
+    want = serve(guest)
+    guest.kill()
+    guest.end_server()
+    control = guest.volume / "database/pg/global/pg_control"
+    whole = control.read_bytes()
+    control.write_bytes(bytes(len(whole)))
+    guest.host.view = None
+    guest.start()
+    view = guest.trouble("server-keeps-failing", 100)
+    assert view.trouble is not None
+    assert view.trouble.final
+    assert "incompatible with server" in view.trouble.reason
+    control.write_bytes(whole)
+    change(guest, want, restart=1)  # somebody has seen to it
+    assert guest.ready().restart == 1
     holds(guest)
 
 
@@ -220,6 +243,7 @@ def test_a_bad_setting_is_told_and_keeps_no_server_down(guest: Guest, settings: 
     guest.connect().close()
 
 
+@pytest.mark.slow
 def test_an_initial_database_that_cannot_be_made_is_told_for_good(guest: Guest) -> None:
     bad = Origin(databases=(WantedDatabase("shop", collate="nowhere"),))
     guest.host.wants(guest.want(origin=bad))
@@ -240,6 +264,7 @@ def test_of_two_agents_the_older_one_ends(guest: Guest) -> None:
     holds(guest)
 
 
+@pytest.mark.slow
 def test_another_protocol_is_a_reason_to_wait_and_not_to_end(guest: Guest) -> None:
     guest.host.protocol = 99
     guest.host.wants(guest.want())

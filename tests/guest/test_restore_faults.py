@@ -163,6 +163,7 @@ def test_a_missing_piece_is_named(target: Guest, origins: Origins, source: Sourc
         aside.rename(path)
 
 
+@pytest.mark.slow
 def test_swapped_pieces_are_found(target: Guest, origins: Origins, source: Source) -> None:
     other = (origins.objects.root / chunk_key(source[0], 1)).read_bytes()
     undo = damage(origins.objects, source, 4, lambda _: other)
@@ -221,6 +222,7 @@ def test_pieces_that_fit_and_hold_no_backup_are_found(
     fails_closed(target, "backup-damaged", words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -237,6 +239,7 @@ def test_data_of_another_system_or_position_is_not_taken(
     fails_closed(target, "backup-damaged", words)
 
 
+@pytest.mark.slow
 def test_another_datastores_backup_is_refused(target: Guest, source: Source) -> None:
     other = msgspec.structs.replace(source[1].datastore, version="9")
     target.host.source = (source[0], msgspec.structs.replace(source[1], datastore=other), source[2])
@@ -244,12 +247,14 @@ def test_another_datastores_backup_is_refused(target: Guest, source: Source) -> 
     fails_closed(target, "backup-unfit", "postgresql 9")
 
 
+@pytest.mark.slow
 def test_a_backup_that_is_gone_is_told(target: Guest) -> None:
     target.host.source = None
     target.start()
     fails_closed(target, "backup-refused", "there is no such backup")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_delays_a_restore_and_is_told(target: Guest) -> None:
     target.host.full = "the bucket does not answer"
     target.start()
@@ -323,6 +328,7 @@ def test_a_volume_that_fills_up_in_a_restore_is_told_and_made_room_for(
     is_whole(guest)
 
 
+@pytest.mark.slow
 def test_a_full_volume_stops_a_server_and_room_brings_it_back(small: Callable[[int], Guest]) -> None:
     guest = small(120)
     guest.host.wants(guest.want(origin=SHOP, settings={"max_wal_size": "64MB"}))

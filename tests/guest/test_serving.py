@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import psycopg
 import pytest
 
@@ -47,3 +50,17 @@ def test_killing_the_agent_harms_no_session_and_the_next_one_adopts_the_server(g
         guest.ready()
         assert connection.execute("SELECT 1").fetchone() == (1,)
     assert guest.server_pid() == pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
+def test_an_agent_without_privileges_does_it_all_under_its_own_user(guest: Guest) -> None:
+    """Where no guest is: on a developer's machine."""
+    for place in (guest.volume, guest.run, guest.folder):
+        shutil.chown(place, "nobody")
+    guest.socket.chmod(0o666)
+    guest.host.wants(guest.want(origin=SHOP))
+    guest.start(user="nobody")
+    guest.ready()
+    guest.connect().close()
+    assert guest.back_up("n1").size > 1 << 20
+    assert (guest.volume / "database/pg").owner() == "nobody"

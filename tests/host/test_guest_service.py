@@ -13,6 +13,7 @@ from tests.guest_site import Site, content_of, patiently, pieces_of, play, until
 
 from unstuck.blobs import manifest as manifests
 from unstuck.blobs.chunks import Chunk, chunk_key, open_chunk
+from unstuck.blobs.objects import BlobError, Problem
 from unstuck.core.agents import Ask
 from unstuck.core.backup.data import Done as BackupDone
 from unstuck.core.backup.data import Gave
@@ -321,6 +322,11 @@ def test_a_control_plane_that_is_away_is_not_now_and_one_that_refuses_is_no(one:
             said, _ = await guest.ask(Take("backup-1", "n1"))
             assert isinstance(said, Refused)
             assert said.code == "late"
+            one.control.fails["take"] = BlobError(Problem.REFUSED, "403 Forbidden")
+            said, _ = await guest.ask(Take("backup-1", "n1"))
+            assert said == NotNow("refused", "403 Forbidden", 5.0), (
+                "the store of objects is not the host's fault"
+            )
             one.control.fails["take"] = RuntimeError("a fault of ours")
             said, _ = await guest.ask(Take("backup-1", "n1"))
             assert isinstance(said, NotNow)

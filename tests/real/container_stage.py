@@ -61,7 +61,9 @@ COMMANDS = ("sh", "sleep", "echo", "id", "cat", "nc", "sync", "dd", "ls", "touch
 def build_tree(folder: Path) -> Path:
     """A squashfs with busybox and our process 1."""
     tree = folder / "tree"
-    for name in ("bin", "proc", "sys", "dev", "run", "tmp", "etc", "var/lib/unstuck", "usr/lib/unstuck"):
+    for name in ("bin", "proc", "sys", "dev", "run", "tmp", "etc", "usr/lib/unstuck"):
+        (tree / name).mkdir(parents=True)
+    for name in ("var/lib/unstuck", "var/tmp"):
         (tree / name).mkdir(parents=True)
     shutil.copy("/usr/bin/busybox", tree / "bin/busybox")
     for name in COMMANDS:

@@ -139,6 +139,31 @@ def test_a_resize_keeps_the_disk_and_ends_with_one_guest(cloud: FaultCloud, poin
     remove(cloud, server)
 
 
+@pytest.mark.parametrize("point", ["driver.power_down", "driver.quit", "control.report.stopped"])
+def test_a_shelved_server_is_off_with_its_disk_where_it_was(cloud: FaultCloud, point: str) -> None:
+    server = running(cloud)
+    before = disks(cloud, server)
+    hit(cloud, server, point, shelve=None)
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "SHELVED")
+    assert not cloud.qemus(server)
+    with connect(cloud.state) as admin:
+        path = f"/compute/v2.1/servers/{server}/action"
+        admin.ask("POST", path, json={"shelveOffload": None}, headers=COMPUTE)
+    cloud.until_status(server, "SHELVED_OFFLOADED")
+    assert disks(cloud, server) == before
+    cloud.agree()
+    hit(cloud, server, "driver.start.forked", unshelve=None)
+    guest = cloud.one(server)
+    cloud.kill("host")
+    cloud.start("host")
+    cloud.until_status(server, "ACTIVE")
+    assert (cloud.one(server), cloud.say(server, "read")) == (guest, "kept")
+    cloud.agree()
+    remove(cloud, server)
+
+
 def test_a_delete_overtakes_a_rebuild_whose_agent_was_killed(cloud: FaultCloud) -> None:
     server = running(cloud)
     found = cloud.server(server)

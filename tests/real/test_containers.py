@@ -245,6 +245,7 @@ def test_a_guest_is_nobody_on_the_host_and_can_do_little(tmp_path: Path, image: 
             assert "Read-only file system" in inside(pid, "touch", "/run/unstuck-host/x")
             assert inside(pid, "touch", "/run/x", "/tmp/x", "/var/lib/unstuck/x") == ""
             assert "drwxrwxrwt" in inside(pid, "ls", "-ld", "/tmp")
+            assert inside(pid, "touch", "/dev/shm/x") == ""  # where a datastore's processes share memory
             assert "eth" not in inside(pid, "cat", "/proc/net/dev")
 
     asyncio.run(scene())
@@ -278,6 +279,27 @@ def test_a_full_volume_hurts_its_own_guest_only_and_data_outlives_every_start(
             )
             assert "500+0 records out" in told
             assert stage.folder(full).disk_of(full).stat().st_size == 3 << 30
+
+    asyncio.run(scene())
+
+
+def test_a_volume_grows_under_a_guest_that_ended_when_it_was_asked(tmp_path: Path, image: Path) -> None:
+    """Found with a resize of an instance: its last container's mounts were in the way for ever."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            small, driver = stage.want(), stage.driver()
+            assert await settle(driver, small) is Step.AT_REST
+            folder = stage.folder(small)
+            before = folder.disk_of(small).stat().st_size
+            flavor = msgspec.structs.replace(small.spec.flavor, disk_gb=small.spec.flavor.disk_gb + 1)
+            spec = msgspec.structs.replace(small.spec, flavor=flavor)
+            large = msgspec.structs.replace(
+                small, spec=spec, edge=2, intent=2, soft=True, patience=10.0, disk_recorded=True
+            )
+            assert await settle(driver, large) is Step.AT_REST
+            assert folder.disk_of(large).stat().st_size == before + (1 << 30)
+            assert "ready: start 2" in await said(driver, large, "start 2")
 
     asyncio.run(scene())
 
@@ -444,5 +466,68 @@ def test_what_only_the_runtime_knows_of_is_removed_too(tmp_path: Path, image: Pa
             assert not cgroups.servers(driver.places.group)
             again = msgspec.structs.replace(want, disk_recorded=True)
             assert await settle(heir, again) is Step.AT_REST
+
+    asyncio.run(scene())
+
+
+class Killed(BaseException):
+    """The agent dies here."""
+
+
+@pytest.mark.parametrize("point", ["driver.disk.half", "driver.start.mounted", "driver.start.forked"])
+def test_an_agent_that_dies_between_two_steps_leaves_nothing_that_its_heir_cannot_mend(
+    tmp_path: Path, image: Path, point: str
+) -> None:
+    async def die(name: str) -> None:
+        if name == point:
+            raise Killed
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, want = stage.driver(barrier=die), stage.want()
+            with pytest.raises(Killed):
+                await settle(driver, want)
+            heir = stage.driver()
+            recorded = stage.folder(want).disks() != []
+            again = msgspec.structs.replace(want, disk_recorded=recorded)
+            assert await settle(heir, again) is Step.AT_REST
+            await said(heir, again, "ready: start 1" if point != "driver.start.forked" else "ready")
+            gone = msgspec.structs.replace(again, gone=True)
+            assert await settle(heir, gone) is Step.REMOVED
+            assert stage.left_over(heir) == []
+
+    asyncio.run(scene())
+
+
+def test_a_start_that_hangs_is_waited_for_and_then_ended(tmp_path: Path, image: Path) -> None:
+    """Its agent is dead, and podman's client stands still: first unclear, which leads to nothing; once its
+    time is over it is certain that it gets nowhere."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, image) as stage:
+            driver, want = stage.driver(), stage.want(disk_recorded=True)
+            await driver.fetch(want)
+            await driver.make_disk(want)
+            words = [sys.executable, "-c", AGENT, stage.dir, stage.host_id, image.parent]
+            with subprocess.Popen(  # noqa: ASYNC220
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as agent:
+                assert agent.stdin is not None
+                agent.stdin.write(msgspec.json.encode(want))
+                agent.stdin.close()
+                end = time.monotonic() + 20
+                while (client := client_of(agent.pid)) is None:
+                    assert time.monotonic() < end
+                os.kill(client, signal.SIGSTOP)
+                agent.kill()
+            assert (await driver.look(want)).guest == Unclear("starting")
+            os.utime(stage.folder(want).lock, (0, 0))
+            seen = (await driver.look(want)).guest
+            assert isinstance(seen, Mute)
+            assert seen.reason.startswith("its start hangs since")
+            assert await settle(driver, want) is Step.AT_REST
+            assert (await driver.look(want)).guest == Running(1)
+            await driver.quit(want)
+            assert stage.left_over(driver) == []
 
     asyncio.run(scene())

@@ -27,6 +27,7 @@ from unstuck.sim.cli import Case, database_cases, parse_case, run_case
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.engine import Fault
 from unstuck.sim.runner import simulate
+from unstuck.sim.setback import DATABASE_SETBACK, database_setbacks
 from unstuck.store import backup_rows
 from unstuck.store.backup_work import Work
 
@@ -68,6 +69,17 @@ def test_each_effect_in_the_same_world_is_tried_once_and_a_cases_name_says_all_o
     assert parse_case(after[-1].name) == after[-1]
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_anything_at_any_time_ends_well(seed: int) -> None:
+    assert simulate("chaos_of_databases", seed=seed).violations == ()
+
+
+def test_a_store_that_is_set_back_loses_no_data_and_no_complete_backup() -> None:
+    plans = list(database_setbacks(simulate(DATABASE_SETBACK).commits))[::8]
+    for plan in plans:
+        assert simulate(DATABASE_SETBACK, setback=plan).violations == (), plan
+
+
 # Found by the simulator, in ourselves.
 
 
@@ -83,6 +95,17 @@ def test_a_server_that_ends_at_once_is_not_started_again_without_a_pause() -> No
     starts = [line for line in verdict.trace if line.endswith("guest.start")]
     assert verdict.violations == ()
     assert len(starts) < 20
+
+
+def test_a_restore_that_failed_is_over_whether_or_not_anybody_deletes_it() -> None:
+    """Its operation stayed open, overdue for ever, and the instance was at rest in ERROR."""
+    verdict = simulate("leave_a_restore_that_failed")
+    assert verdict.violations == ()
+    assert verdict.seconds < 60
+
+
+def test_a_blob_store_that_fails_while_a_grant_is_looked_for_is_no_fault_of_the_host() -> None:
+    assert simulate("restore_while_the_blob_store_is_away").violations == ()
 
 
 # Planted faults: each of these changes would be a bug like one that real systems had. Nothing here

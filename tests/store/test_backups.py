@@ -361,11 +361,32 @@ def test_delete_is_accepted_in_every_state_and_final_for_its_user_at_once(
         work = cloud.begin(backup_id).work
         if work is not None and isinstance(work.plan, Collect):
             assert work.plan.everything
-            cloud.store.transact(backup_work.store_collected, backup_id, "me", None, 0.0)
+            cloud.store.transact(backup_work.store_collected, work, "me", None, 0.0)
             cloud.age(backup_id, 601.0)
     row = cloud.row(backup_id)
     assert (row.removed, row.settled) == (True, True)
     assert row.backup.ended is not None
+
+
+def test_a_backup_deleted_while_its_litter_is_removed_is_not_taken_for_removed(cloud: Databases) -> None:
+    backup_id = cloud.backup()
+    cloud.take(backup_id)
+    next_attempt(cloud, backup_id)
+    grant = cloud.take(backup_id)
+    cloud.end(backup_id, Done(DIGEST))
+    assert cloud.begin(backup_id).work is not None
+    written = Written(grant.prefix, DIGEST, 99, "{}")
+    cloud.store.transact(backup_work.store_verified, backup_id, "me", Verified(99), written)
+    cloud.age(backup_id, 601.0)
+    work = cloud.begin(backup_id).work
+    assert work is not None
+    assert work.plan == Collect(everything=False)
+    cloud.store.transact(backups.delete_backup, backup_id, "project")
+    cloud.store.transact(backup_work.store_collected, work, "me", None, 0.0)
+    assert not cloud.row(backup_id).removed
+    again = cloud.begin(backup_id).work
+    assert again is not None
+    assert again.plan == Collect(everything=True)
 
 
 def test_a_deleted_backup_waits_for_a_restore_that_lives_and_not_for_one_that_does_not(

@@ -26,6 +26,7 @@ from unstuck.store import (
     server_actions,
     server_rebuild,
     server_resize,
+    server_shelve,
     servers,
 )
 from unstuck.store.engine import Store, Tx
@@ -357,6 +358,37 @@ def test_a_confirm_and_a_revert_at_once_are_one_of_them(cloud: Cloud, projects: 
     )
     assert first == "h"
     assert isinstance(second, Conflict)
+    assert cloud.store.read(taken) == 600
+
+
+def test_an_unshelving_and_a_placement_at_once_never_oversubscribe_a_host(
+    cloud: Cloud, projects: None
+) -> None:
+    cloud.create("a", 600)
+    assert cloud.place("a")
+    cloud.report(Gone(), step=Step.DISK, disk_id="disk-1")
+    cloud.report(Running(1))
+    cloud.store.transact(server_shelve.shelve_server, "a", caller())
+    cloud.report(Gone())
+    cloud.store.transact(server_shelve.offload_server, "a", caller())
+    cloud.create("b", 600)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: servers.place(tx, "b", "h", "n2"),
+        lambda tx: server_shelve.unshelve_server(tx, "a", caller()),
+    )
+    assert first is True
+    assert isinstance(second, Conflict)
+    assert cloud.store.read(taken) == 600
+    cloud.store.transact(servers.delete_server, "b", caller())
+    cloud.removed("b")
+    cloud.create("c", 600)
+    first, second = overlap(
+        cloud.store,
+        lambda tx: server_shelve.unshelve_server(tx, "a", caller()),
+        lambda tx: servers.place(tx, "c", "h", "n3"),
+    )
+    assert (first, second) == ("h", False)
     assert cloud.store.read(taken) == 600
 
 

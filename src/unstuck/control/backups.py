@@ -210,4 +210,4 @@ class BackupController:
             failures = self._failures[backup_id] = self._failures.get(backup_id, 0) + 1
             seconds = backoff(failures, 5.0, BACKOFF_MAX, key=backup_id)
             log.warning("objects not removed", backup=backup_id, reason=trouble, failures=failures)
-        await self._tx(rows.store_collected, backup_id, owner, trouble, seconds)
+        await self._tx(rows.store_collected, work, owner, trouble, seconds)

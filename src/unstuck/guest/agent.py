@@ -138,7 +138,8 @@ class Agent:
             self._failures = 0
             self._port.wake("look")
             self._port.wake("again")
-        self._backups.wanted(None if orders.want is None else orders.want.backup)
+        if orders.want is not None:  # a host that does not know yet ends no attempt
+            self._backups.wanted(orders.want.backup)
         open_asks = {found.id for found in orders.asks}
         self._asked = {key: text for key, text in self._asked.items() if key in open_asks}
         for found in orders.asks:

@@ -336,7 +336,10 @@ def main(argv: list[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # where it is not PID 1
     share(told.run, agent, user, 0o750)
     share(told.run / "pg", agent, user, 0o2770)
-    share(told.volume, agent, user, 0o2770)
+    try:
+        share(told.volume, agent, user, 0o2770)
+    except OSError as error:  # the agent will see it too, and can tell
+        say(f"the volume cannot be handed over: {error}")
     path = told.run / "init.sock"
     return Init(told.agent, agent, user, listen(path, agent), path).run(told.patience)
 

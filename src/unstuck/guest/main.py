@@ -58,7 +58,6 @@ def postgresql(settings: Settings, tools: Tools, port: AsyncPort) -> PostgreSQL:
     if programs is None:
         raise FileNotFoundError("no PostgreSQL server is installed")
     volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
-    volume.prepare()
     sockets = settings.run / "pg"
     sockets.mkdir(mode=0o770, parents=True, exist_ok=True)
     group = pwd.getpwnam(tools.user).pw_gid

@@ -97,9 +97,12 @@ class Attempts:
 
     async def finish(self, ask: Finish) -> Response:
         """Sign what was stored, write the manifest last, and tell it. Harmless at any repeat."""
-        if self._finished(ask.nonce):
-            return Done()
-        attempt = await self._mine(ask.nonce, finishing=True)
+        try:
+            attempt = await self._mine(ask.nonce, finishing=True)
+        except Said as said:
+            if said.late and self._written(ask.nonce):
+                return Done()  # it was ended, and our answer was lost together with our memory
+            raise
         check_content(ask.content, attempt.chunk_size)
         stored = [chunk for _, chunk in sorted(attempt.ledger.chunks.items())]
         if list(ask.content.chunks) != stored:
@@ -122,11 +125,8 @@ class Attempts:
 
     # --- which attempt
 
-    def _finished(self, nonce: str) -> bool:
-        """Its manifest is written and the store has ended it: our answer, and our memory, were lost."""
-        offered = self._guest.database.backup
-        if (self._open is not None and self._open.nonce == nonce) or offered is not None:
-            return False
+    def _written(self, nonce: str) -> bool:
+        """The ledger says that this attempt's manifest was written."""
         try:
             return Ledger(self._guest.folder, nonce).digest is not None
         except (OSError, ValueError):

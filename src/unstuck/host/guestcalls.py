@@ -44,6 +44,11 @@ class Said(Exception):
         super().__init__(str(response))
         self.response = response
 
+    @property
+    def late(self) -> bool:
+        """What was asked about is over."""
+        return isinstance(self.response, No) and self.response.code == "late"
+
     def no_or_not_now(self) -> No | NotNow:
         """As one of those two, which it is wherever a call was not answered as hoped."""
         if isinstance(self.response, No | NotNow):
@@ -169,6 +174,8 @@ class Desk:
             raise refuse("invalid", str(error)) from error
         except Unreachable as error:
             raise Said(NotNow(Problem.UNREACHABLE, f"the control plane is away: {error}", 2.0)) from error
+        except BlobError as error:  # it had to look there to answer
+            raise Said(NotNow(error.problem, error.reason, 5.0)) from error
 
     async def objects(self, guest: Guest, verb: str, work: Callable[[], Awaitable[T]]) -> T:
         """Ask the blob store. What is not certain is "not now", never a yes or a no."""

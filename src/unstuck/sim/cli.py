@@ -20,11 +20,13 @@ from unstuck.sim.engine import Fault
 from unstuck.sim.runner import Verdict, applicable, simulate, unlike_effects
 from unstuck.sim.scenarios import SCENARIOS, SLOW
 from unstuck.sim.setback import (
+    DATABASE_SETBACK,
     JUMP_SCENARIOS,
     JUMPS,
     SETBACK_SCENARIOS,
     Jump,
     Setback,
+    database_setbacks,
     setbacks,
 )
 
@@ -87,6 +89,8 @@ def setback_cases() -> Iterator[Case]:
         one, two = simulate(scenario).commits, simulate(scenario, hosts=2).commits
         for hosts, plan in setbacks(one, two):
             yield _setback_case(scenario, hosts, plan)
+    for plan in database_setbacks(simulate(DATABASE_SETBACK).commits):
+        yield _setback_case(DATABASE_SETBACK, 1, plan)
     for scenario in JUMP_SCENARIOS:
         for number, _, _ in unlike_effects(scenario):
             jump = Jump(number, JUMPS[number % len(JUMPS)])
@@ -119,7 +123,8 @@ def random_case(seed: int) -> Case:
     if seed % SETBACK_EVERY == 0:
         return _setback_by_seed(seed, rng)
     if seed % DATABASE_EVERY == 0:
-        scenario = rng.choice(list(DATABASE_SCENARIOS))
+        # Half of them is anything at any time.
+        scenario = rng.choice([*DATABASE_SCENARIOS, *["chaos_of_databases"] * len(DATABASE_SCENARIOS)])
         return Case(str(seed), scenario, seed, {rng.randint(1, 200): None for _ in range(rng.randint(0, 4))})
     # The scenarios that wait long cost ten times the others: they come up less often.
     scenario = rng.choices(sorted(SCENARIOS), [1 if name in SLOW else 6 for name in sorted(SCENARIOS)])[0]
@@ -134,7 +139,7 @@ def parse_case(name: str) -> Case:
     if name.isdigit():
         return random_case(int(name))
     scenario, *rest = name.split(":")
-    if len(rest) == 6 and rest[0] == "setback" and scenario in SETBACK_SCENARIOS:
+    if len(rest) == 6 and rest[0] == "setback" and scenario in (*SETBACK_SCENARIOS, DATABASE_SETBACK):
         hosts, copy, back, flags, silent = rest[1:]
         plan = Setback(int(copy), int(back), "r" in flags, "i" in flags, float(silent), "h" in flags)
         return _setback_case(scenario, int(hosts), plan)
@@ -212,7 +217,7 @@ def main(argv: list[str]) -> int:
         cases = map(random_case, range(options.seed, options.seed + options.schedules))
         return 1 if run_all("random", cases, options.jobs, len(SCENARIOS)).violations else 0
     faults = run_all("exhaustive", exhaustive_cases(SCENARIOS), options.jobs, len(SCENARIOS))
-    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS})
+    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
     back = run_all("setback", setback_cases(), options.jobs, scenarios)
     some_of_all = database_cases(max(options.databases_every, 1))
     data = run_all("databases", some_of_all, options.jobs, len(DATABASE_SCENARIOS))

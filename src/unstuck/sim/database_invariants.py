@@ -20,8 +20,10 @@ from unstuck.core.instance.want import DatabaseWant
 from unstuck.sim.datastore import rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.store.backup_rows import BackupRow, load_backup
+from unstuck.store.clock import clock_row
 from unstuck.store.cloud_keys import project_key
 from unstuck.store.engine import Tx
+from unstuck.store.generation import recovery
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.database import backups, instances
@@ -99,18 +101,29 @@ class DatabaseTruth:
         self._deleted: set[str] = set()
         self.undeleted: set[str] = set()
         """Instances that their users want back."""
+        self.complete: set[str] = set()
+        """Backups that were COMPLETED."""
+        self.unwanted: set[str] = set()
+        """Backups and instances that their users deleted."""
+        self._anew = False
         self.set_back = False
         """The store was an older copy since: what it shows may be older than what was seen."""
 
     def fail(self, text: str) -> None:
         self._truth.fail(text)
 
+    def put_back(self) -> None:
+        """The store is an older copy from now on."""
+        self.set_back = self._anew = True
+        self._final.clear()
+        self._deleted.clear()
+
     # --- effects
 
     def acted(self, nonce: str, server_id: str, start: str) -> None:
         """A guest's agent was let work on an attempt: it is one process's, and its instance's."""
         before = self._actors.setdefault(nonce, (server_id, start))
-        if before != (server_id, start):
+        if before != (server_id, start) and not self.set_back:
             self.fail(f"one attempt, two agents: {nonce} is {before}'s, and {(server_id, start)} acts on it")
 
     def works(self, server_id: str) -> None:
@@ -148,6 +161,10 @@ class DatabaseTruth:
         _, backup_id, run, _ = key.split("/")
         self._manifests.pop(key, None)
         row = load_backup(tx, backup_id)
+        if self.set_back and backup_id in self.complete - self.unwanted:
+            prefixes = {known.rpartition("/")[0] for known in self._manifests if f"/{backup_id}/" in known}
+            if key.rpartition("/")[0] in prefixes:
+                self.fail(f"live object removed: {key} of a backup that was complete")
         if row is None:
             self.fail(f"live object removed: {key} of a backup that the store does not know")
             return
@@ -165,7 +182,7 @@ class DatabaseTruth:
         row = self._world.store.read(lambda tx: _OF_SERVER.first(tx, server=inside.server_id))
         if want.origin.backup_id is not None:
             self.fail(f"empty for a backup: {inside.server_id} is restored, and empty data was made")
-        if row is not None and (row.data_recorded or row.id in self.recorded):
+        if row is not None and (row.data_recorded or row.id in self.recorded - self.unwanted):
             self.fail(f"empty again: the recorded data of {row.id} was made again, empty")
 
     def restored(self, inside: Inside, want: DatabaseWant, content: Content, rows: list[str]) -> None:
@@ -185,11 +202,13 @@ class DatabaseTruth:
             before = self._final.get(row.id)
             if row.ended is not None and before is None:
                 self._final[row.id] = row.ended
-                if row.ended == Ending.COMPLETED.value:
+                if row.ended == Ending.COMPLETED.value and not self._anew:
+                    self.complete.add(row.id)
                     self._check_complete(tx, row.id)
             elif before is not None and row.ended != before and not self.set_back:
                 self.fail(f"final is final: backup {row.id} was {before} and is {row.ended}")
             self._check_deleted(f"backup {row.id}", gone=row.deleted)
+        self._anew = False
         for row in _ABSENT.all(tx):
             self._check_absent(row.id, row.facts)
         for row in _INSTANCES.all(tx):
@@ -265,6 +284,8 @@ class DatabaseTruth:
             assert loaded is not None
             shown = status(loaded.instance, clock)
             acted = self._acts.get(loaded.server_id, 0.0)
+            # After an outage of the control plane nobody is silent before everybody could be heard.
+            acted = max(acted, clock_row(tx).sweep_after - LEASE)
             if shown.status == BACKUP and acted < clock.lease - LEASE - MARGIN:
                 self.fail(f"claimed without a fact: {row.id} shows BACKUP, and no agent works on one")
             self._check_healthy(
@@ -318,6 +339,8 @@ class DatabaseTruth:
                 wrong.append(f"backup {row.id} is {is_now}, expected {want}")
         if not self._world.patient:
             kept |= self._late
+        if self.set_back:  # what the store does not know is reported, and removed by nobody
+            return wrong
         stray = sorted({key.rpartition("/")[0] for key in self._world.blobs.objects} - kept)
         wrong += [f"orphan objects below {prefix}" for prefix in stray]
         return wrong
@@ -338,7 +361,8 @@ class DatabaseTruth:
             if inside is not None and (inside.slots or inside.tools):
                 wrong.append(f"orphans in {row.id}: slots {inside.slots}, {len(inside.tools)} tools")
             volume = self._world.volume_of(loaded.server_id)
-            if not row.removed and row.id in written and (volume is None or volume.rows != written[row.id]):
+            kept = [] if volume is None else volume.rows
+            if not row.removed and not set(written.get(row.id, ())) <= set(kept):
                 wrong.append(f"rows lost: {row.id} has not the rows that were acknowledged")
             if loaded.instance.restores is not None and loaded.instance.data_recorded:
                 wrong.append(f"instance {row.id} still holds backup {loaded.instance.restores}")
@@ -360,19 +384,23 @@ def _lease_now(tx: Tx) -> float:
 def unsettled(tx: Tx, *, patient: bool) -> int:
     """Instances and backups that are not at rest. What only waits for its time in the trash is; and, unless
     ``patient``, what only waits for uploads that could still arrive."""
-    now, count = tx.now, 0
+    now, count, held = tx.now, 0, recovery(tx) is not None
     for row in _INSTANCES.all(tx):
         if not row.settled:
             loaded = load_instance(tx, row.id)
             assert loaded is not None
+            server = loaded.instance.server
             kept = row.deleted and loaded.instance.room_mb == 0 and (row.next_look or 0) > now.lease + 600
-            count += 0 if kept else 1
+            # What is in dispute counts as settled, with a condition.
+            disputed = server is not None and server.disputed is not None
+            count += 0 if kept or disputed else 1
     for row in _BACKUPS.all(tx):
         if not row.settled:
             found = load_backup(tx, row.id)
             assert found is not None
-            waits = found.backup.ended is not None and found.backup.swept and not patient
-            count += 0 if waits and (row.next_look or 0) > now.lease else 1
+            ended = found.backup.ended is not None
+            waits = ended and found.backup.swept and not patient and (row.next_look or 0) > now.lease
+            count += 0 if waits or (ended and held) else 1
     return count
 
 

@@ -207,6 +207,15 @@ def _damaged(how: str) -> Script:
     return restore_a_damaged_backup
 
 
+async def leave_a_restore_that_failed(user: DatabaseUser) -> None:
+    """It is over, and shown so, whether or not anybody deletes it."""
+    await _backed_up(user)
+    await user.damage("missing", "b")
+    await user.create_db("new", backup="b")
+    await user.db_until("new", ("ERROR", ""))
+    user.asked["new"] = "ERROR"
+
+
 async def restore_while_the_blob_store_is_away(user: DatabaseUser) -> None:
     rows = await _backed_up(user)
     await user.blobs(Mode.FAULT)
@@ -445,6 +454,23 @@ async def agent_of_another_version(user: DatabaseUser) -> None:
     await user.write("db")
 
 
+async def lives_of_databases(user: DatabaseUser) -> None:
+    """Every kind of commit: what a copy of the store knows of it differs after each."""
+    await _backed_up(user)
+    await user.delete_backup("b")
+    await user.backup("c")
+    await user.claimed("c", Phase.COPYING)
+    await user.agent_dies("db")
+    await user.ended("c", "COMPLETED")
+    rows = user.written["db"]
+    await user.create_db("second", backup="c")
+    await user.ready("second")
+    await user.expect_rows("second", rows)
+    await user.delete_db("db", trash=20.0)
+    await user.backup("d", "second")
+    await user.ended("d", "COMPLETED")
+
+
 DATABASE_SCENARIOS: dict[str, Script] = {
     script.__name__: script
     for script in (
@@ -470,6 +496,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         delete_a_backup_while_it_is_restored_from,
         delete_the_instance_that_is_restored,
         *(_damaged(how) for how in ("missing", "flipped", "swapped", "truncated")),
+        leave_a_restore_that_failed,
         restore_while_the_blob_store_is_away,
         restore_into_a_full_volume,
         agent_never_existed,
@@ -491,6 +518,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         volume_full_during_the_backup,
         guest_paused_during_the_backup,
         volume_lost,
+        lives_of_databases,
         agent_of_another_version,
     )
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 
 from unstuck.core.backup.data import Phase
 from unstuck.core.backup.limits import Wish
@@ -14,6 +16,7 @@ from unstuck.core.instance.requests import CreateUsers, DatabaseAnswer, Failed, 
 from unstuck.core.instance.status import status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import WantedDatabase, WantedUser
+from unstuck.core.server.data import Power
 from unstuck.sim.blobs import Mode, damage
 from unstuck.sim.databases import Databases
 from unstuck.sim.user import SimUser
@@ -23,6 +26,9 @@ from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.instances import AskedInstance, NewIds
+from unstuck.store.rows import load_server
+from unstuck.store.schema.database import backups as backup_table
+from unstuck.store.schema.database import instances as instance_table
 from unstuck.store.servers import Caller
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMITS: Final = Wish(
-    claim=60.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
+    claim=100.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
 )
 """Deadlines of simulated backups: shorter than the defaults, and for nothing else."""
 READY: Final = 900.0
@@ -99,10 +105,36 @@ class DatabaseUser(SimUser):
 
     async def delete_db(self, name: str, *, trash: float = 0.0) -> None:
         """In the trash for so many seconds first, where there is any data."""
+        self._wish(f"server-{name}", "delete")
+        self._world.truth.unwanted.add(name)
         await self._db(
             "delete-instance", instances.delete_instance, name, "p", self._caller(), trash_seconds=trash
         )
         self.asked[name] = "DELETED" if trash < 7200 else "TRASH"
+
+    async def delete_databases(self) -> None:
+        """All that the store knows of; then there is none."""
+        for name in self.transact(_instance_names):
+            try:
+                await self.delete_db(name)
+            except NotFound:
+                continue
+        for name in self.transact(_backup_names):
+            await self.delete_backup(name)
+        self.asked.clear()
+
+    async def check_backups(self) -> None:
+        """What was complete, and was not deleted by its user, can still be restored, whoever knows of it."""
+        lost = self._world.truth.complete - self._world.truth.unwanted
+        for name in sorted(lost):
+            if not any(f"backups/{name}/" in key for key in self._world.blobs.objects):
+                self.fail(f"the complete backup {name} is gone, and its user never deleted it")
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.asked.clear()
+        self.written.clear()
+        self._world.truth.put_back()
 
     async def undelete_db(self, name: str) -> None:
         self._world.truth.undeleted.add(name)
@@ -153,7 +185,11 @@ class DatabaseUser(SimUser):
             self.log(f"409: {error}")  # it has ended
 
     async def delete_backup(self, name: str) -> None:
-        await self._db("delete-backup", backups.delete_backup, name, "p")
+        self._world.truth.unwanted.add(name)
+        try:
+            await self._db("delete-backup", backups.delete_backup, name, "p")
+        except NotFound:
+            self.log(f"404: backup {name}")
         self.asked[f"backup {name}"] = "DELETED"
 
     # --- waiting
@@ -276,6 +312,60 @@ class DatabaseUser(SimUser):
         if isinstance(listed, Ok) and user not in {found.name for found in listed.users}:
             self.fail(f"the user {user} of {name} is not there")
 
+    async def create_user_if_it_lives(self, name: str) -> None:
+        """One question, whose asker goes away after its deadline."""
+        ask_id = self._run.engine.nonce()
+        argument = msgspec.json.encode(CreateUsers((WantedUser("carla", "SCRAM-SHA-256$verifier"),))).decode()
+        try:
+            await self._db(
+                "ask", instance_asks.ask_instance, name, "p", ask_id=ask_id, argument=argument, seconds=10.0
+            )
+        except (NotFound, Conflict) as error:
+            self.log(f"{error.status}: {error}")
+
+    # --- at any time
+
+    def choose(self, among: Sequence[T]) -> T:
+        """By the seed."""
+        return self._run.rng.choice(among)
+
+    async def try_once(self, what: str, name: str) -> None:
+        """A request that may be refused, and then is not repeated."""
+        caller = self._caller()
+        operator = msgspec.structs.replace(caller, admin=True)
+        server = f"server-{name}"
+        match what:
+            case "restart":
+                await self._db(what, instances.restart_instance, name, "p", caller)
+            case "resize":
+                await self._db(what, instances.resize_instance, name, "p", "large", caller)
+            case "rebuild":
+                await self._db(what, instances.rebuild_instance, name, None, operator)
+            case "pause":
+                await self._db(what, server_actions.pause_server, server, operator)
+            case "unpause":
+                await self._db(what, server_actions.unpause_server, server, operator)
+            case _:
+                was = name in self._world.truth.undeleted
+                self._world.truth.undeleted.add(name)
+                try:
+                    await self._db(what, instances.undelete_instance, name, "p", caller)
+                except Conflict:
+                    if not was:
+                        self._world.truth.undeleted.discard(name)
+                    raise
+                self.asked.pop(name, None)
+
+    async def let_go_on(self, name: str) -> None:
+        """Whoever paused its server unpauses it."""
+        for _ in range(60):
+            server = self._run.store.read(load_server, f"server-{name}")
+            if server is None or server.server.deleted or server.server.power is not Power.PAUSED:
+                return
+            with contextlib.suppress(Conflict, NotFound):
+                await self.try_once("unpause", name)
+            await self.wait(2.0)
+
     # --- mishaps
 
     async def agent_dies(self, name: str, *, back_after: float | None = 0.0) -> None:
@@ -367,3 +457,13 @@ class DatabaseUser(SimUser):
     def patient(self) -> None:
         """Wait at the end also for what could still arrive late."""
         self._world.patient = True
+
+
+def _instance_names(tx: Tx) -> list[str]:
+    query = sa.select(instance_table.c.id).where(sa.not_(instance_table.c.deleted))
+    return list(tx.execute(query.order_by(instance_table.c.id)).scalars())
+
+
+def _backup_names(tx: Tx) -> list[str]:
+    query = sa.select(backup_table.c.id).where(sa.not_(backup_table.c.deleted))
+    return list(tx.execute(query.order_by(backup_table.c.id)).scalars())

@@ -27,11 +27,12 @@ from unstuck.core.instance.wire import (
     Who,
 )
 from unstuck.host.control import Behind, Declined, Refused, Superseded, Unreachable
+from unstuck.host.guestcalls import SUPERSEDED
 from unstuck.sim.blobs import DEADLINE, place_of
 from unstuck.sim.engine import NoReply
 from unstuck.store import agents, backup_attempts, generation
 from unstuck.store.engine import Tx
-from unstuck.store.instance_guests import guest_register, guest_report
+from unstuck.store.instance_guests import GuestSuperseded, guest_register, guest_report
 
 if TYPE_CHECKING:
     from unstuck.sim.databases import Databases
@@ -55,6 +56,8 @@ class SimDatabaseControl:
             raise Superseded(str(error)) from error
         except agents.UnknownHost as error:
             raise Unreachable("no host has this credential") from error
+        except GuestSuperseded as error:
+            raise Refused(str(error), SUPERSEDED) from error
         except agents.Stale as error:
             raise Refused(str(error)) from error
         except generation.Behind as error:
@@ -106,9 +109,6 @@ class SimDatabaseControl:
             content = await self._at_store(found.location, read)
         except ManifestError as error:
             raise Declined(str(error)) from error
-        except BlobError as error:
-            # The API says 503 with the problem as the error's type, which is no answer either way.
-            raise Unreachable(str(error)) from error
         place = place_of(self._world.stores.remote(found.location))
         return RestoreGrant(found.id, prefix, content, identity, place)
 

@@ -179,6 +179,11 @@ _UNSETTLED = Prepared(
             operations.c.state == "open",
             # What is in dispute counts as settled, with a condition.
             operations.c.resource_id.not_in(sa.select(servers.c.id).where(servers.c.disputed.is_not(None))),
+            operations.c.resource_id.not_in(
+                sa.select(instances.c.id)
+                .join(servers, servers.c.id == instances.c.server_id)
+                .where(servers.c.disputed.is_not(None))
+            ),
         )
         .scalar_subquery()
         + sa.select(sa.func.count()).where(placements.c.state == "tombstone").scalar_subquery()

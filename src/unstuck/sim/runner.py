@@ -16,6 +16,7 @@ from unstuck.guest.wire import Superseded as GuestSuperseded
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.runtime.marks import Forgetful
+from unstuck.sim.database_chaos import chaos_of_databases
 from unstuck.sim.database_invariants import fingerprint as database_fingerprint
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.database_user import DatabaseUser
@@ -23,7 +24,7 @@ from unstuck.sim.databases import Databases, populate, small_pieces
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Spinning, Task, run_now
 from unstuck.sim.invariants import Truth, differences, fingerprint, unfinished_images, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
-from unstuck.sim.setback import Jump, Setback, aftermath
+from unstuck.sim.setback import Jump, Setback, aftermath, database_aftermath
 from unstuck.sim.user import PATIENCE, SimUser
 from unstuck.sim.world import MemoryStore, SimControl, SimDriver, SimHost, SimStore
 from unstuck.store import agents, clock, generation, networks
@@ -33,6 +34,7 @@ from unstuck.store.schema.identity import projects
 
 BOUND = 180.0
 """Virtual seconds after the last fault within which everything has to be at rest (decisions: numbers)."""
+WITH_DATABASES = {**DATABASE_SCENARIOS, chaos_of_databases.__name__: chaos_of_databases}
 FaultPlan = dict[int, Fault | None]
 """Faults by the number of the effect they hit; None: any that can happen there, by the seed."""
 
@@ -129,7 +131,7 @@ class Run:
         setback: Setback | None = None,
         jump: Jump | None = None,
     ) -> None:
-        with_databases = scenario in DATABASE_SCENARIOS
+        with_databases = scenario in WITH_DATABASES
         self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts, databases=with_databases)
         self.cloud.reset()
         self.store = self.cloud.store
@@ -259,7 +261,10 @@ class Run:
         for host in self.hosts:
             if self.agents[host.id].dead:
                 self.engine.at(1.5 + plan.silent, functools.partial(self._revive, host))
-        self.user.beside(aftermath(self.user, plan))
+        if isinstance(self.user, DatabaseUser):
+            self.user.beside(database_aftermath(self.user, plan))
+        else:
+            self.user.beside(aftermath(self.user, plan))
 
     def _revive(self, host: SimHost) -> None:
         if self.agents[host.id].dead:
@@ -403,7 +408,7 @@ class Run:
             user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
             return user
         asker = self.databases.user = DatabaseUser(self, self.databases)
-        asker.beside(DATABASE_SCENARIOS[self.scenario](asker))  # type: ignore[arg-type]
+        asker.beside(WITH_DATABASES[self.scenario](asker))  # type: ignore[arg-type]
         auditor = self.engine.process("auditor")
         auditor.faultable = False
         auditor.spawn("audit", self.databases.audit_forever(auditor))

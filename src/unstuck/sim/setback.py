@@ -13,6 +13,7 @@ from unstuck.store import disputes
 from unstuck.store.servers import Caller
 
 if TYPE_CHECKING:
+    from unstuck.sim.database_user import DatabaseUser
     from unstuck.sim.user import SimUser
 
 DISTANCES = (1, 2, 5, 12)
@@ -29,6 +30,7 @@ SETBACK_SCENARIOS = (
     "delete_while_stopping",
     "two_at_once",
 )
+DATABASE_SETBACK = "lives_of_databases"
 JUMP_SCENARIOS = ("create_and_delete", "stop_and_start", "reboot_soft", "host_dies_in_delete")
 
 
@@ -82,6 +84,16 @@ def setbacks(one: int, two: int) -> Iterator[tuple[int, Setback]]:
             yield 2, Setback(copy, two, record=False, impatient=copy % 3 == 0, silent=silent, hasty=hasty)
 
 
+def database_setbacks(commits: int) -> Iterator[Setback]:
+    """The same distances from every third commit, and every sixth commit at the end."""
+    for back in range(1, commits + 1, 3):
+        distance = DISTANCES[(back // 3) % len(DISTANCES)]
+        if distance <= back:
+            yield Setback(back - distance, back, record=back % 2 == 0, impatient=back % 5 == 0)
+    for copy in range(0, commits, 6):
+        yield Setback(copy, commits, record=False, impatient=copy % 4 == 0)
+
+
 async def aftermath(user: SimUser, plan: Setback) -> None:
     """What users and an operator do after the store was set back; in the end nothing is left of anything."""
     if plan.hasty:
@@ -99,6 +111,25 @@ async def aftermath(user: SimUser, plan: Setback) -> None:
     if plan.impatient:
         return
     await user.check_agreement()
+    await user.delete_all()
+
+
+async def database_aftermath(user: DatabaseUser, plan: Setback) -> None:
+    """The same with databases: new ones are made and backed up at once, and what there is goes on."""
+    await user.create_db("new")
+    await user.ready("new")
+    await user.write("new")
+    await user.backup("after", "new")
+    await user.ended("after", "COMPLETED")
+    if plan.impatient:
+        await user.delete_databases()
+    await user.quiet()
+    await user.check_nothing_lost()
+    await accept(user)
+    await user.quiet()
+    await user.check_backups()
+    await user.delete_databases()
+    await user.quiet()
     await user.delete_all()
 
 
@@ -121,4 +152,7 @@ async def accept(user: SimUser) -> None:
     user.fail("recovery mode does not end")
 
 
-__all__ = ["DISTANCES", "JUMPS", "Jump", "Mark", "Setback", "accept", "aftermath", "setbacks"]
+__all__ = [
+    "DATABASE_SETBACK", "DISTANCES", "JUMPS", "Jump", "Mark", "Setback", "accept", "aftermath",
+    "database_aftermath", "database_setbacks", "setbacks",
+]  # fmt: skip

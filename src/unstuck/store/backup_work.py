@@ -188,14 +188,16 @@ def store_verified(
     return host_id
 
 
-def store_collected(tx: Tx, backup_id: str, owner: str, trouble: str | None, again: float) -> None:
+def store_collected(tx: Tx, work: Work, owner: str, trouble: str | None, again: float) -> None:
     """A complete listing was empty after the removal; or why not, and after how many seconds it is tried
     again."""
-    held = _mine(tx, backup_id, owner)
+    held = _mine(tx, work.row.id, owner)
     if held is None:
         return
     now = tx.now.lease
-    if trouble is None:
+    if trouble is None and held.backup.deleted != work.row.backup.deleted:
+        write_backup(tx, held, held.backup)  # deleted meanwhile: what was kept is to go as well
+    elif trouble is None:
         write_backup(tx, held, change.collected(held.backup, now))
     else:
         write_backup(tx, held, change.not_collected(held.backup, trouble), look=now + again)

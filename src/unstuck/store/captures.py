@@ -62,6 +62,8 @@ def create_image_of(
         raise Conflict(f"Cannot 'createImage' instance {server_id}: it has no disk yet")
     if spec is None:
         raise Conflict(f"Instance {server_id}: its record cannot be read in the store; delete it.")
+    if spec.data:
+        raise Conflict(f"Instance {server_id} is a database's, whose volume gives no image: back it up.")
     quotas.check_metadata_count(tx, caller.project_id, len(asked.properties))
     rows.create_image(tx, _image(tx, server_id, spec, asked, caller), most=asked.most)
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values(capture=asked.image_id))

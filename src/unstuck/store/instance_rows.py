@@ -20,6 +20,7 @@ from unstuck.core.instance.control import (
     Settled,
     Shelve,
     StopServer,
+    blocking,
     pending_outcome,
     plan_control,
     ready,
@@ -233,6 +234,9 @@ def judge(tx: Tx, instance_id: str) -> Instance:
     if outcome is not None:
         _end_pending(tx, loaded, outcome)
         instance = msgspec.structs.replace(instance, pending=None)
+    trouble = blocking(instance)
+    if trouble is not None and instance.launched_wall is None and instance.pending is None:
+        close_operation(tx, instance_id, Outcome("failed", trouble.reason))  # waiting cannot help its build
     settled, look = next_look(plan_control(instance, tx.now), tx.now)
     if (settled, look) != (loaded.settled, loaded.next_look):
         _SETTLE.run(tx, instance=instance_id, now_settled=settled, look=look)

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.backup.data import Backup
 from unstuck.core.instance.data import Pending
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.instance.want import Origin
 from unstuck.core.server.data import Failure, Flavor, Former, Observation, Spec, Step, Thing, Trouble, Unclear
 from unstuck.store.schema.compute import flavors, hosts, servers
-from unstuck.store.schema.database import instances
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.identity import app_credentials, projects, users
 from unstuck.store.schema.images import images
 from unstuck.store.tx import Tx
@@ -83,6 +84,7 @@ _KINDS: list[tuple[str, sa.Table, sa.ColumnElement[Any], dict[str, Any], sa.Colu
     ("host", hosts, hosts.c.hostname, {"facts": _MAP, "unknown": _WORDS}, sa.true()),
     ("image", images, images.c.name, {"tags": _WORDS, "properties": dict[str, str]},
      images.c.deleted_wall.is_(None)),
+    ("backup", backups, backups.c.name, {"facts": Backup, "recipients": _WORDS}, sa.not_(backups.c.removed)),
     ("flavor", flavors, flavors.c.name, {"extra_specs": dict[str, str]}, sa.true()),
     ("project", projects, projects.c.name, {"extra": _MAP}, sa.true()),
     ("user", users, users.c.name, {"extra": _MAP}, sa.true()),

@@ -118,6 +118,8 @@ def _made_of(tx: Tx, server: Server) -> _Row:
     spec = readable.read(_spec, row.spec, None)
     if spec is None:
         raise Conflict(f"Instance {server.id}: its record cannot be read in the store; delete it.")
+    if spec.data:
+        raise Conflict(f"Instance {server.id} is a database's: resize the database instance.")
     return _Row(server.id, spec, row.flavor, row.flavor_id, row.image_id, row.project_id)
 
 

@@ -7,8 +7,9 @@ restore may read. Objects are in memory whole, a few at a time, and never on the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 CHUNK_LARGEST: Final = 8 << 20
 """Bytes of an object that is a piece of a backup."""
-OBJECT_SECONDS: Final = 75.0
+OBJECT_SECONDS: Final = 70.0
 """For one object to be written or read: longer than a store has for its answer."""
 REASON_MAX: Final = 1000
 _CHUNK: Final = re.compile(r"\d{8}\.zst\.age\Z")
@@ -154,7 +155,7 @@ async def put_object(call: Call, host_id: str) -> Reply:
     most = CHUNK_LARGEST if _CHUNK.match(name) else MANIFEST_LARGEST
     check = (host_id, query.who(), backup_id, attempt, nonce)
     await call.store.run_read(rows.may_write, *check)
-    async with _turn(call):
+    async with _turn(call, host_id):
         data = await _read(call, most)
         # Once more: a manifest that arrives after its attempt was given up would say that it was not.
         location = await call.store.run_read(rows.may_write, *check)
@@ -175,7 +176,7 @@ async def get_object(call: Call, host_id: str) -> Reply:
     prefix = prefix_of(backup_id, attempt, nonce)
     if prefix != found.prefix:
         raise Refusal(410, "stale", "This is not the backup that the instance is made from.")
-    async with _turn(call):
+    async with _turn(call, host_id):
         data = await _at_store(call, found.location, lambda objects: objects.get(f"{prefix}/{name}"))
     if data is None:
         raise Refusal(404, "no-object", f"There is no object {name}.")
@@ -200,21 +201,15 @@ def _parts(call: Call) -> tuple[str, int, str, str]:
     return backup_id, attempt, match[2], name
 
 
-class _turn:  # noqa: N801
-    """One of the few places for an object in memory; 503 when none becomes free in time."""
-
-    def __init__(self, call: Call) -> None:
-        self._places = site(call.app).bodies
-
-    async def __aenter__(self) -> None:
+@contextlib.asynccontextmanager
+async def _turn(call: Call, host_id: str) -> AsyncIterator[None]:
+    """A place for an object in memory; 503 when none becomes free in time."""
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            async with asyncio.timeout(OBJECT_SECONDS):
-                await self._places.acquire()
+            await stack.enter_async_context(site(call.app).object_in_memory(host_id, OBJECT_SECONDS))
         except TimeoutError:
             raise Refusal(503, "busy", "Too many objects are on their way: try again.") from None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+        yield
 
 
 async def _read(call: Call, most: int) -> bytes:

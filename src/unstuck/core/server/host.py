@@ -137,6 +137,8 @@ def plan_host(want: Want, view: View) -> Decision:
 def _running(want: Want, view: View) -> Decision:
     if view.memory is Thing.PRESENT:
         return Act(Do.DROP_MEMORY, Step.STARTING)  # a CPU has run since: it is dead
+    if (dropped := _drop_copies(want, view)) is not None:
+        return dropped  # before a save: QEMU would be copying the disk still
     if want.power is Power.PAUSED:
         return Act(Do.PAUSE, Step.PAUSING)
     if want.spec.access is not None and view.nics is Thing.ABSENT:
@@ -146,10 +148,16 @@ def _running(want: Want, view: View) -> Decision:
     return _capture(want, view) or Rest()
 
 
+def _drop_copies(want: Want, view: View) -> Decision | None:
+    """What is left of an image that nobody waits for goes."""
+    left = not want.capture and view.copies is Thing.PRESENT
+    return Act(Do.DROP_COPIES, Step.CAPTURING) if left else None
+
+
 def _capture(want: Want, view: View) -> Decision | None:
     """An image of the disk, as it is in one moment. A guest that runs goes on meanwhile."""
     if not want.capture:
-        return Act(Do.DROP_COPIES, Step.CAPTURING) if view.copies is Thing.PRESENT else None
+        return _drop_copies(want, view)
     match view.copy:
         case None:
             return Act(Do.CAPTURE, Step.CAPTURING)
@@ -170,6 +178,8 @@ def _capture(want: Want, view: View) -> Decision | None:
 def _standing(want: Want, view: View, reason: str) -> Decision:
     """While a saved memory is there that could be loaded, no CPU runs: else the guest's disk would move on,
     and the old memory could come back over it. So it goes first; the guest in its process has it all."""
+    if (dropped := _drop_copies(want, view)) is not None:
+        return dropped
     if want.power is Power.SUSPENDED:
         saved = view.memory is Thing.PRESENT
         return Act(Do.QUIT, Step.SAVING) if saved else Act(Do.SAVE, Step.SAVING)

@@ -23,6 +23,7 @@ from unstuck.core.server.data import Access, Machine, Nic, Thing, Want
 from unstuck.host.driver import DriverError
 from unstuck.host.drivers.process import run
 from unstuck.host.networks import netns, rules
+from unstuck.host.networks.inuse import check_range
 from unstuck.host.networks.netlink import Link, read_link
 from unstuck.host.networks.rules import BRIDGE, TAP, Source
 
@@ -294,7 +295,7 @@ class Bridges:
         lines = []
         if seen is None:
             if gateway is not None:
-                await _check_range(name, gateway)
+                await check_range(name, gateway)
             mac = "02:" + hashlib.sha256(f"{self._host_id}/{nic.network_id}".encode()).digest()[:5].hex(":")
             kind = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
             lines.append(f"link add name {name} address {mac} mtu {nic.mtu} {kind}")
@@ -397,31 +398,3 @@ async def _remove_taps(links: list[Link]) -> None:
         await _nft(script)
     if names:
         await _batch(f"link del dev {name}" for name in names)
-
-
-class _Address(msgspec.Struct):
-    local: str = ""
-    prefixlen: int = 32
-
-
-class _Interface(msgspec.Struct):
-    ifname: str = ""
-    addr_info: list[_Address] = []
-
-
-async def _check_range(name: str, gateway: ipaddress.IPv4Interface | ipaddress.IPv6Interface) -> None:
-    """Two links with one range: the kernel would send a guest's packets to either. Raises DriverError."""
-    out = await run(["ip", "-j", "-4", "addr", "show"], DEADLINE)
-    try:
-        found = msgspec.json.decode(out or b"[]", type=list[_Interface])
-    except msgspec.DecodeError as error:
-        raise DriverError(f"ip's answer cannot be read: {error}") from None
-    for link in found:
-        for entry in link.addr_info:
-            there = ipaddress.ip_interface(f"{entry.local}/{entry.prefixlen}").network
-            if link.ifname != name and there.overlaps(gateway.network):
-                raise DriverError(
-                    f"the range {gateway.network} is in use on this host by {link.ifname} already",
-                    remedy=f"remove {link.ifname}, or make the cloud anew with another range: "
-                    "unstuck up --network CIDR",
-                )

@@ -75,6 +75,8 @@ class PostgreSQL:
         found = self.volume.look(want.generation) if want is not None else Found(Thing.UNKNOWN)
         size, used = 0, 0
         with contextlib.suppress(OSError):
+            if found.data is not Thing.UNKNOWN:  # else it is not known to be ours
+                self.volume.prepare()
             free, size = self.volume.space()
             used = size - free
             rotate(self._log, LOG_MOST)

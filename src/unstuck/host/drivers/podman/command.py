@@ -53,9 +53,9 @@ def run_words(
         *("--security-opt", "mask=/sys/fs/cgroup", "--cgroupns", "private"),
         *("--cgroup-parent", f"/{places.guest_group(want.server_id)}/{want.edge}"),
         *_limits(abilities, limits, flavor.ram_mb, flavor.vcpus),
-        *("--read-only", "--read-only-tmpfs=false", "--workdir", "/"),
-        *("--tmpfs", "/run:rw,nosuid,nodev,mode=755,size=64m,notmpcopyup"),
-        *("--tmpfs", "/tmp:rw,nosuid,nodev,mode=1777,size=64m,notmpcopyup"),  # noqa: S108
+        # Not --read-only-tmpfs=false, with which podman 5 takes /dev/shm away, too.
+        *("--read-only", "--workdir", "/"),
+        *_in_memory(),
         *("--mount", f"type=bind,src={mine.volume},dst={VOLUME}"),
         *("--mount", f"type=bind,src={mine.channel},dst={CHANNEL},ro"),
         *("--log-driver", "k8s-file", "--log-opt", f"path={console}", "--log-opt", f"max-size={LOG_LIMIT}"),
@@ -67,6 +67,14 @@ def _network(want: Want) -> tuple[str, ...]:
     if not want.spec.nics:
         return ("--network", "none")
     return ("--network", f"ns:{netns_path(want.server_id)}", "--dns", "none")
+
+
+def _in_memory() -> list[str]:
+    """What can be written besides the volume: small, and gone with the container."""
+    words = []
+    for place, mode in (("/run", "755"), ("/tmp", "1777"), ("/var/tmp", "1777")):  # noqa: S108
+        words += ["--tmpfs", f"{place}:rw,nosuid,nodev,mode={mode},size=64m,notmpcopyup"]
+    return words
 
 
 def _users(abilities: Abilities) -> tuple[str, ...]:

@@ -164,7 +164,12 @@ class PodmanDriver:
         await asyncio.to_thread(disk.drop_disks, await self._checked(want), want)
 
     async def grow_disk(self, want: Want) -> None:
-        path = (await self._checked(want)).disk_of(want)
+        """A guest that ended by itself leaves its mounts until somebody takes them away."""
+        folder = await self._checked(want)
+        if await asyncio.to_thread(self._containers.known, want.server_id):
+            raise DriverError("a container of this server lives")
+        await self._containers.wipe(folder)
+        path = folder.disk_of(want)
         await mounts.until_free(path)
         await volume.grow_volume(path, disk.size_wanted(want), self._barrier)
 
