@@ -161,7 +161,7 @@ class World:
 
 
 def _fit() -> tuple[Path, Path]:
-    """The images of servers and of databases: their folders. Raises :class:`CliError` with what is missing."""
+    """The images of servers and of databases: their folders. Raises :class:`CliError`: what is missing."""
     if os.geteuid() != 0:
         raise CliError("The demonstration needs root, for the servers' networks: sudo make demo.")
     if links():
