@@ -286,8 +286,8 @@ def delete_instance(
         return None
     if instance.protected:
         raise Conflict(
-            f"Instance {instance_id} is protected from being deleted: lift that first (PUT its "
-            '{"instance": {"protected": false}}), then delete it.'
+            f"Instance {instance_id} is protected from being deleted: lift that first "
+            '(unstuck db protect --off, or PUT its {"instance": {"protected": false}}), then delete it.'
         )
     server = instance.server
     kept = server is not None and server.place is not None and server.disk_recorded
