@@ -325,9 +325,7 @@ def undelete(name: str, /, *, seconds: Wait = 900.0, state: State = None) -> int
             ids = ", ".join(item["id"] for item in named)
             raise CliError(f"Several instances in the trash are called {name}; say which by its id: {ids}.")
         if not named:
-            raise CliError(
-                f"There is no instance {name} in the trash; `unstuck db list --deleted` lists it."
-            )
+            raise CliError(f"There is no instance {name} in the trash; `unstuck db list --deleted` lists it.")
         api.ask("POST", f"/instances/{named[0]['id']}/action", json={"undelete": {}})
         shown = until_healthy(api, named[0]["id"], seconds)
         who = login(api, shown, None, None)
