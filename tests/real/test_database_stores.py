@@ -162,7 +162,7 @@ def test_a_store_that_refuses_the_credentials_for_good(
 def test_a_store_that_accepts_and_never_answers(
     made: DatabaseCloud, shop: Instance, far: Far, only: str
 ) -> None:
-    made.settings(uploading=5.0, attempts=2, unknown=10.0)
+    made.settings(uploading=5.0, attempts=2, unknown=10.0, claim=120.0)  # a call hangs for 75 s at most
     far.use()
     backup, holds = shop.held("copying")
     shop.cloud.until("a piece is there", lambda: made.entries(far.direct))
