@@ -20,7 +20,7 @@ from unstuck.core.backup.data import Absent, Gave, Phase
 from unstuck.store import backup_work
 from unstuck.store.engine import Store
 
-NOBODY = str(uuid.uuid4())
+NOBODY = "9d0b9f57-3c3c-4d2f-8d38-0d5a3c1f2b11"
 
 
 @pytest.fixture

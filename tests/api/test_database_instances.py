@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.database_site import DatabaseSite
 
 from unstuck.store.engine import Store
 
-NOBODY = str(uuid.uuid4())
+NOBODY = "9d0b9f57-3c3c-4d2f-8d38-0d5a3c1f2b11"
 
 
 @pytest.fixture

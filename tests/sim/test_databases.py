@@ -69,6 +69,11 @@ def test_each_effect_in_the_same_world_is_tried_once_and_a_cases_name_says_all_o
     assert parse_case(after[-1].name) == after[-1]
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_anything_at_any_time_ends_well(seed: int) -> None:
+    assert simulate("chaos_of_databases", seed=seed).violations == ()
+
+
 def test_a_store_that_is_set_back_loses_no_data_and_no_complete_backup() -> None:
     plans = list(database_setbacks(simulate(DATABASE_SETBACK).commits))[::8]
     for plan in plans:

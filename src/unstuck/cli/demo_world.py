@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unstuck.cli import guests, tiny
+from unstuck.cli import boxes, dbimage, guests, tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import Reality, look
@@ -40,7 +40,7 @@ class World:
     """A cloud in a temporary folder with a home of its own: nothing of the user's is touched."""
 
     def __init__(self) -> None:
-        image = _fit()
+        image, self.database_image = _fit()
         self.root = Path(tempfile.mkdtemp(prefix="unstuck-demo-"))
         self.state = State(self.root / "state")
         home = self.root / "home"
@@ -48,7 +48,7 @@ class World:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("OS_", "UNSTUCK_"))}
         self.environment = {
             **kept, "HOME": str(home), "OS_CLOUD": "unstuck", "UNSTUCK_TINY": str(image),
-            "UNSTUCK_STATE": str(self.state.root),
+            "UNSTUCK_STATE": str(self.state.root), "UNSTUCK_TRASH_SECONDS": "0",
         }  # fmt: skip
         for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
             self.environment.pop(name, None)
@@ -151,6 +151,7 @@ class World:
                 end_for_sure(process, 10.0)
         if self.state.host.exists():
             asyncio.run(guests.end_all(self.state, 0.0))
+            asyncio.run(boxes.end_all(self.state, 0.0))
         leftovers = [["ip", "link", "del", name] for name in links()]
         leftovers += [["nft", "delete", "table", family, "unstuck"] for family in ("inet", "bridge")]
         for command in leftovers:
@@ -159,8 +160,8 @@ class World:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def _fit() -> Path:
-    """The guest image's folder. Raises :class:`CliError` with what is missing."""
+def _fit() -> tuple[Path, Path]:
+    """The images of servers and of databases: their folders. Raises :class:`CliError`: what is missing."""
     if os.geteuid() != 0:
         raise CliError("The demonstration needs root, for the servers' networks: sudo make demo.")
     if links():
@@ -173,7 +174,10 @@ def _fit() -> Path:
     image = tiny.built(State(Path("/nonexistent")))
     if image is None:
         raise CliError("The guest image is missing: make setup builds it.")
-    return image
+    database = dbimage.built(State(Path("/nonexistent")))
+    if database is None:
+        raise CliError("The databases' image is missing: make setup builds it.")
+    return image, database
 
 
 def links() -> list[str]:

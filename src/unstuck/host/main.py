@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -42,6 +43,9 @@ from unstuck.runtime.state import FORMAT, HostFile, State, StateError, default_s
 EXIT_STATE = 78
 GUARD = 10.0
 """Seconds between two looks at the packet filter."""
+
+CONTAINERS: Final = "UNSTUCK_CONTAINERS"
+"""``off``: databases that come to this host run in virtual machines, also where containers could."""
 
 log = structlog.get_logger(__name__)
 
@@ -119,9 +123,15 @@ def _qemu_version() -> str:
 
 
 def no_containers_here() -> str:
+    """Why no database runs in a container on this host; empty where they do."""
     from unstuck.host.drivers.podman.engine import unfit as unfit_for_containers
 
     return unfit_for_containers()
+
+
+def not_wanted() -> str:
+    """The operator's word against containers: what comes to this host from now on runs in machines."""
+    return f"{CONTAINERS}=off" if os.environ.get(CONTAINERS, "").lower() in ("off", "no", "0") else ""
 
 
 def _accelerator() -> str:
@@ -193,11 +203,12 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
             asyncio.to_thread(_accelerator), asyncio.to_thread(_qemu_version)
         )
         no_networks = unfit()
-    no_containers = await asyncio.to_thread(no_containers_here)
+    unfit_for_containers = await asyncio.to_thread(no_containers_here)
     driver = make_driver(
         driver_name, state.host, identity.host_id, accelerator, control, port, barriers,
-        containers=not no_containers,
+        containers=not unfit_for_containers,  # also where they are not wanted: some may be there
     )  # fmt: skip
+    no_containers = unfit_for_containers or not_wanted()
     known = facts(
         state.host, identity.machine_id, driver_name, accelerator, version, no_networks, no_containers
     )

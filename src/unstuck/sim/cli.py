@@ -123,7 +123,8 @@ def random_case(seed: int) -> Case:
     if seed % SETBACK_EVERY == 0:
         return _setback_by_seed(seed, rng)
     if seed % DATABASE_EVERY == 0:
-        scenario = rng.choice(list(DATABASE_SCENARIOS))
+        # Half of them is anything at any time.
+        scenario = rng.choice([*DATABASE_SCENARIOS, *["chaos_of_databases"] * len(DATABASE_SCENARIOS)])
         return Case(str(seed), scenario, seed, {rng.randint(1, 200): None for _ in range(rng.randint(0, 4))})
     # The scenarios that wait long cost ten times the others: they come up less often.
     scenario = rng.choices(sorted(SCENARIOS), [1 if name in SLOW else 6 for name in sorted(SCENARIOS)])[0]

@@ -20,6 +20,7 @@ from unstuck.core.instance.want import DatabaseWant
 from unstuck.sim.datastore import rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.store.backup_rows import BackupRow, load_backup
+from unstuck.store.clock import clock_row
 from unstuck.store.cloud_keys import project_key
 from unstuck.store.engine import Tx
 from unstuck.store.generation import recovery
@@ -283,6 +284,8 @@ class DatabaseTruth:
             assert loaded is not None
             shown = status(loaded.instance, clock)
             acted = self._acts.get(loaded.server_id, 0.0)
+            # After an outage of the control plane nobody is silent before everybody could be heard.
+            acted = max(acted, clock_row(tx).sweep_after - LEASE)
             if shown.status == BACKUP and acted < clock.lease - LEASE - MARGIN:
                 self.fail(f"claimed without a fact: {row.id} shows BACKUP, and no agent works on one")
             self._check_healthy(
@@ -358,7 +361,8 @@ class DatabaseTruth:
             if inside is not None and (inside.slots or inside.tools):
                 wrong.append(f"orphans in {row.id}: slots {inside.slots}, {len(inside.tools)} tools")
             volume = self._world.volume_of(loaded.server_id)
-            if not row.removed and row.id in written and (volume is None or volume.rows != written[row.id]):
+            kept = [] if volume is None else volume.rows
+            if not row.removed and not set(written.get(row.id, ())) <= set(kept):
                 wrong.append(f"rows lost: {row.id} has not the rows that were acknowledged")
             if loaded.instance.restores is not None and loaded.instance.data_recorded:
                 wrong.append(f"instance {row.id} still holds backup {loaded.instance.restores}")

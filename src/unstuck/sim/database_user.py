@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from unstuck.core.instance.requests import CreateUsers, DatabaseAnswer, Failed, 
 from unstuck.core.instance.status import status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import WantedDatabase, WantedUser
+from unstuck.core.server.data import Power
 from unstuck.sim.blobs import Mode, damage
 from unstuck.sim.databases import Databases
 from unstuck.sim.user import SimUser
@@ -24,6 +26,7 @@ from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.instances import AskedInstance, NewIds
+from unstuck.store.rows import load_server
 from unstuck.store.schema.database import backups as backup_table
 from unstuck.store.schema.database import instances as instance_table
 from unstuck.store.servers import Caller
@@ -35,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMITS: Final = Wish(
-    claim=60.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
+    claim=100.0, starting=60.0, copying=60.0, finishing=60.0, uploading=60.0, verify=300.0, unknown=60.0
 )
 """Deadlines of simulated backups: shorter than the defaults, and for nothing else."""
 READY: Final = 900.0
@@ -308,6 +311,60 @@ class DatabaseUser(SimUser):
         listed = await self.ask(name, ListUsers(20))
         if isinstance(listed, Ok) and user not in {found.name for found in listed.users}:
             self.fail(f"the user {user} of {name} is not there")
+
+    async def create_user_if_it_lives(self, name: str) -> None:
+        """One question, whose asker goes away after its deadline."""
+        ask_id = self._run.engine.nonce()
+        argument = msgspec.json.encode(CreateUsers((WantedUser("carla", "SCRAM-SHA-256$verifier"),))).decode()
+        try:
+            await self._db(
+                "ask", instance_asks.ask_instance, name, "p", ask_id=ask_id, argument=argument, seconds=10.0
+            )
+        except (NotFound, Conflict) as error:
+            self.log(f"{error.status}: {error}")
+
+    # --- at any time
+
+    def choose(self, among: Sequence[T]) -> T:
+        """By the seed."""
+        return self._run.rng.choice(among)
+
+    async def try_once(self, what: str, name: str) -> None:
+        """A request that may be refused, and then is not repeated."""
+        caller = self._caller()
+        operator = msgspec.structs.replace(caller, admin=True)
+        server = f"server-{name}"
+        match what:
+            case "restart":
+                await self._db(what, instances.restart_instance, name, "p", caller)
+            case "resize":
+                await self._db(what, instances.resize_instance, name, "p", "large", caller)
+            case "rebuild":
+                await self._db(what, instances.rebuild_instance, name, None, operator)
+            case "pause":
+                await self._db(what, server_actions.pause_server, server, operator)
+            case "unpause":
+                await self._db(what, server_actions.unpause_server, server, operator)
+            case _:
+                was = name in self._world.truth.undeleted
+                self._world.truth.undeleted.add(name)
+                try:
+                    await self._db(what, instances.undelete_instance, name, "p", caller)
+                except Conflict:
+                    if not was:
+                        self._world.truth.undeleted.discard(name)
+                    raise
+                self.asked.pop(name, None)
+
+    async def let_go_on(self, name: str) -> None:
+        """Whoever paused its server unpauses it."""
+        for _ in range(60):
+            server = self._run.store.read(load_server, f"server-{name}")
+            if server is None or server.server.deleted or server.server.power is not Power.PAUSED:
+                return
+            with contextlib.suppress(Conflict, NotFound):
+                await self.try_once("unpause", name)
+            await self.wait(2.0)
 
     # --- mishaps
 

@@ -198,8 +198,8 @@ class Databases:
         return self.store.read(functools.partial(unsettled, patient=self.patient))
 
     def quiet(self) -> bool:
-        """Nobody in a guest is at work on a backup."""
-        return not any(inside.tools for inside in self.insides.values())
+        """Nobody in a guest is at work on a backup, or has yet to sweep up after one."""
+        return not any(inside.tools or (inside.slots and inside.is_new) for inside in self.insides.values())
 
     def differences(self) -> list[str]:
         return self.store.read(self.truth.differences, self.user.asked, self.user.written)

@@ -85,6 +85,12 @@ class Inside:
     def hangs(self) -> Phase | None:
         return self.world.hangs.get(self.server_id)
 
+    @property
+    def is_new(self) -> bool:
+        """Its agent has not had the time to look around."""
+        gone = self.agent is None or self.agent.dead
+        return gone or self.engine.now - self._started < LASTED
+
     # --- PID 1
 
     def boot(self) -> None:

@@ -16,6 +16,7 @@ from unstuck.guest.wire import Superseded as GuestSuperseded
 from unstuck.host.agent import Agent
 from unstuck.host.control import Superseded, Unreachable
 from unstuck.runtime.marks import Forgetful
+from unstuck.sim.database_chaos import chaos_of_databases
 from unstuck.sim.database_invariants import fingerprint as database_fingerprint
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.database_user import DatabaseUser
@@ -33,6 +34,7 @@ from unstuck.store.schema.identity import projects
 
 BOUND = 180.0
 """Virtual seconds after the last fault within which everything has to be at rest (decisions: numbers)."""
+WITH_DATABASES = {**DATABASE_SCENARIOS, chaos_of_databases.__name__: chaos_of_databases}
 FaultPlan = dict[int, Fault | None]
 """Faults by the number of the effect they hit; None: any that can happen there, by the seed."""
 
@@ -129,7 +131,7 @@ class Run:
         setback: Setback | None = None,
         jump: Jump | None = None,
     ) -> None:
-        with_databases = scenario in DATABASE_SCENARIOS
+        with_databases = scenario in WITH_DATABASES
         self.cloud = cloud(2 if scenario in TWO_HOSTS else hosts, databases=with_databases)
         self.cloud.reset()
         self.store = self.cloud.store
@@ -406,7 +408,7 @@ class Run:
             user.beside({**SCENARIOS, **SETBACK_ONLY}[self.scenario](user))  # type: ignore[arg-type]
             return user
         asker = self.databases.user = DatabaseUser(self, self.databases)
-        asker.beside(DATABASE_SCENARIOS[self.scenario](asker))  # type: ignore[arg-type]
+        asker.beside(WITH_DATABASES[self.scenario](asker))  # type: ignore[arg-type]
         auditor = self.engine.process("auditor")
         auditor.faultable = False
         auditor.spawn("audit", self.databases.audit_forever(auditor))
