@@ -225,6 +225,23 @@ def test_a_server_that_stops_in_the_middle_ends_the_attempt_and_the_next_is_made
     assert guest.back_up("after-crash").size
 
 
+def test_an_attempt_that_is_offered_while_the_server_comes_up_again_waits_for_it(guest: Guest) -> None:
+    """Else all that there may be would be used up before it is up."""
+    guest.kill()
+    agent = guest.start("guest.copy")
+    offer(guest, "first")
+    guest.stopped()
+    os.kill(guest.server_pid(), signal.SIGKILL)
+    agent.send_signal(signal.SIGCONT)
+    for before, nonce in (("first", "second"), ("second", "third")):
+        wait_for(lambda: before in guest.host.gave_up or before in guest.host.finished, 60)  # noqa: B023
+        if before in guest.host.finished:
+            break
+        offer(guest, nonce)
+    wait_for(lambda: {"second", "third"} & (guest.host.finished.keys() | guest.host.gave_up.keys()), 60)
+    assert "second" in guest.host.finished, guest.host.gave_up
+
+
 def reachable(guest: Guest) -> bool:
     try:
         guest.connect().close()

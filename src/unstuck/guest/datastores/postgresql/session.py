@@ -28,6 +28,9 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 STARTING_UP: Final = "57P03"
+_NOT_NOW: Final = ("starting up", "shutting down", "in recovery mode", "accepting connections")
+"""That error in words: one of a connection that did not come about has no code."""
+_FULL: Final = ("too many clients", "connection slots")
 LOCKS: Final = 0.4
 """The part of its time that a tenant's request waits for a lock: whoever asked is still there to hear it."""
 
@@ -78,9 +81,9 @@ class Sessions:
         except TimeoutError:
             raise Mute(f"no answer within {seconds:.0f} s") from None
         except psycopg.OperationalError as error:
-            if error.sqlstate == STARTING_UP or "starting up" in str(error) or "shutting down" in str(error):
+            if error.sqlstate == STARTING_UP or any(words in str(error) for words in _NOT_NOW):
                 raise StartingUp(first_line(error)) from error
-            if error.sqlstate is None and "FATAL:" not in str(error):
+            if error.sqlstate is None and not any(words in str(error) for words in _FULL):
                 raise Mute(first_line(error)) from error
             raise  # it answered
         finally:
