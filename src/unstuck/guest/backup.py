@@ -145,6 +145,7 @@ class Attempt:
         self._failed: tuple[str, bool] | None = None
         self._dropped = False
         self._closed = False
+        self._shut = False
         self._ended = False
 
     # --- how it ends
@@ -187,10 +188,20 @@ class Attempt:
             await self._give_up(reason, final)
 
     async def _close(self) -> None:
+        """Done when it returns, whoever began it: the next attempt's tool would be in the way of its end."""
         copy = self._copy
-        if copy is not None and not self._closed:
-            self._closed = True
+        if copy is None:
+            return
+        if self._closed:
+            while not self._shut:
+                await self._port.pause(1.0, f"attempt-{self.nonce}")
+            return
+        self._closed = True
+        try:
             await self._port.effect("guest.copy-close", copy.close)
+        finally:
+            self._shut = True
+            self._port.wake(f"attempt-{self.nonce}")
 
     async def _give_up(self, reason: str, final: bool) -> None:
         word = GiveUp(self._want.backup_id, self.nonce, reason[:500], final)

@@ -36,7 +36,7 @@ SETBACK_EVERY = 20
 
 DATABASE_EVERY = 41
 """Every so many-th seed is a scenario with databases."""
-EXHAUSTIVE_EVERY = 29
+EXHAUSTIVE_EVERY = 37
 """``exhaustive`` tries every so many-th fault at databases, unless it is told otherwise: a prime, so that
 the kinds of faults take turns."""
 

@@ -83,9 +83,10 @@ class Truth(Watch):
             self.fail(f"the guest of {server_id} was paused, and nobody wants that")
 
     def continuing(self, host: SimHost, server_id: str, guest: SimGuest) -> None:
-        """Nor does one go on that is to stand still."""
+        """Nor does one go on that is to stand still. One that is to end may: its host may not have heard of
+        that yet, and a guest that stands still cannot end by itself."""
         server = self._server(server_id)
-        if server is None or server.power is not Power.ON:
+        if server is None or server.power not in (Power.ON, Power.OFF):
             self.fail(f"the guest of {server_id} was continued, and nobody wants that")
 
     def disk_made(self, host: SimHost, want: Want) -> None:

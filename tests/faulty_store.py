@@ -78,6 +78,11 @@ class FaultyStore:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
+    def release(self) -> None:
+        """Those that hang are cut off; later ones may hang again."""
+        self._released.set()
+        self._released = threading.Event()
+
     def close(self) -> None:
         self._released.set()
         self._server.shutdown()
