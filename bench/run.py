@@ -21,8 +21,10 @@ from bench.creates import creates
 from bench.databases import Database, both
 from bench.datapath import datapath
 from bench.figure import Figure, figure, row
+from bench.finished import finished
 from bench.guestbackup import backups
 from bench.guests import instant, qemu, up
+from bench.healthy import healthy
 from bench.lists import lists
 from bench.recovery import hundred
 from bench.rest import rest
@@ -31,6 +33,7 @@ from unstuck.host.kvm import accelerator
 SCHEDULES = 1000
 ON_BOTH: dict[str, Callable[[Database], Iterator[Figure]]] = {
     "instant": instant, "lists": lists, "creates": creates, "recovery": hundred, "rest": rest,
+    "finished": finished,
 }  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def simulation() -> Iterator[Figure]:
 
 ONCE: dict[str, Callable[[], Iterator[Figure]]] = {
     "qemu": lambda: qemu(built_image()), "up": up, "datapath": datapath, "simulation": simulation,
-    "backups": backups,
+    "backups": backups, "healthy": healthy,
 }  # fmt: skip
 
 

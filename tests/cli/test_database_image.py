@@ -61,6 +61,7 @@ def test_registering_makes_one_version_whose_image_follows_its_content(cli: Cli,
         assert versions(cloud) == [version]
         shown = cloud.get(f"/image/v2/images/{version['image']}")
         parts = [cloud.get(f"/image/v2/images/{shown[key]}") for key in ("kernel_id", "ramdisk_id")]
+        assert shown["min_ram"] == 128
         assert {shown["visibility"], *(part["visibility"] for part in parts)} == {"private"}
         assert {shown["status"], *(part["status"] for part in parts)} == {"active"}
         register(cloud, second)

@@ -32,3 +32,30 @@ def test_what_is_said(
     servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int, said: str
 ) -> None:
     assert sentence(servers, hosts, tombstones).endswith(said)
+
+
+WELL = {"status": "ACTIVE", "operating_status": "HEALTHY", "trash_until": None}
+MADE = {"status": "BUILD", "operating_status": "", "trash_until": None}
+LOST = {"status": "ERROR", "operating_status": "ERROR", "trash_until": None}
+THROWN = {"status": "SHUTDOWN", "operating_status": "", "trash_until": "2026-12-08T09:21:49"}
+
+
+@pytest.mark.parametrize(
+    ("databases", "said"),
+    [
+        ([WELL, THROWN], "2 servers (1 of them for databases) on 1 host, all as they should be."),
+        ([THROWN], "2 servers on 1 host, all as they should be."),
+        (
+            [WELL, MADE],
+            "2 servers (2 of them for databases) on 1 host, 1 database not healthy "
+            "(unstuck explain instance NAME says why).",
+        ),
+        (
+            [LOST, LOST],
+            "2 servers (2 of them for databases) on 1 host, 2 databases failed "
+            "(unstuck explain instance NAME says why).",
+        ),
+    ],
+)
+def test_databases_are_part_of_it_but_those_in_the_trash(databases: list[dict[str, Any]], said: str) -> None:
+    assert sentence([WEB, WEB], [UP], databases=databases) == said

@@ -100,6 +100,77 @@ def test_from_create_to_restore(cloud: Databases, folder: Path, capsys: pytest.C
     assert msgspec.json.decode(listed)["instances"] == []
 
 
+def test_what_is_deleted_comes_back_unless_it_was_protected(
+    cloud: Databases, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, _ = db(capsys, "create", "shop")
+    db(capsys, "protect", "shop")
+    _, errors = db(capsys, "delete", "shop", code=1)
+    assert "unstuck db protect --off" in errors
+    db(capsys, "protect", "shop", "--off")
+    _, told = db(capsys, "list", "--deleted")
+    assert "The trash is empty." in told
+    _, told = db(capsys, "delete", "shop")
+    key = told.partition("unstuck db undelete ")[2].partition("`")[0]
+    listed, _ = db(capsys, "list", "--deleted")
+    assert listed.startswith(f"{key}  shop  until 2")
+    assert run(["status"]) == 0
+    assert "in the trash" in capsys.readouterr().out
+    _, errors = db(capsys, "undelete", "nothing", code=1)
+    assert "There is no instance nothing in the trash" in errors
+    back, _ = db(capsys, "undelete", "shop")
+    assert urlsplit(back).hostname == urlsplit(address).hostname
+    listed, _ = db(capsys, "list")
+    assert f"{key}  shop  ACTIVE  HEALTHY" in listed
+
+
+def test_a_backup_is_cancelled_and_made_once_more(
+    cloud: Databases, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db(capsys, "create", "shop")
+    _, errors = db(capsys, "backup", "shop", "--call", "monday", "--seconds", "0", code=1)
+    assert "takes longer than" in errors
+    db(capsys, "cancel", "monday")
+    _, errors = db(capsys, "cancel", "monday", code=1)
+    assert "has ended already" in errors
+    cloud.backing_up = True
+    key, _ = db(capsys, "retry", "monday")
+    listed, _ = db(capsys, "list")
+    assert f"{key}  backup monday  COMPLETED" in listed
+    assert "backup monday  FAILED" in listed
+
+
+def test_the_address_names_a_user_that_is_there(
+    cloud: Databases, folder: Path, server: own.Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db(capsys, "create", "shop")
+    with psycopg.connect(f"postgresql://unstuck@{server.address}/postgres", autocommit=True) as connection:
+        for name in ("anna", "bert"):
+            connection.execute(f"CREATE ROLE {name} LOGIN")
+        found, told = db(capsys, "url", "shop")
+        assert urlsplit(found).username == "anna"
+        assert "anna, bert" in told
+        found, told = db(capsys, "url", "shop", "--user", "bert", "--database", "till")
+        assert (urlsplit(found).username, urlsplit(found).path, told) == ("bert", "/till", "")
+        connection.execute("CREATE ROLE app LOGIN")
+        found, told = db(capsys, "url", "shop")
+        assert (urlsplit(found).username, told) == ("app", "")
+        for name in ("anna", "bert", "app"):
+            connection.execute(f"DROP ROLE {name}")
+
+
+def test_without_a_terminal_nobody_is_asked_for_a_password(
+    cloud: Databases, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db(capsys, "create", "shop")
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _name: "/bin/false")
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        _, errors = db(capsys, "psql", "shop", code=1)
+    assert "set PGPASSWORD, or say --new-password" in errors
+
+
 def test_what_goes_wrong_is_one_sentence(
     cloud: Databases, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

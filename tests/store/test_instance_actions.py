@@ -16,6 +16,7 @@ from unstuck.store.instance_lists import requests_of, show_instance
 from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import operations, placements, servers
 from unstuck.store.schema.database import instances as table
+from unstuck.store.schema.images import images
 
 
 @pytest.fixture
@@ -94,6 +95,16 @@ def test_nothing_of_it_is_done_while_it_is_built(cloud: Databases) -> None:
     ):  # fmt: skip
         with pytest.raises(Conflict, match="being built"):
             cloud.act(action, "new", *more)
+
+
+def test_a_flavor_in_which_the_datastore_could_never_start_is_refused(cloud: Databases) -> None:
+    cloud.store.transact(lambda tx: tx.execute(sa.update(images).values(min_ram=128)))
+    with pytest.raises(Invalid, match=r"flavorRef: flavor t\.nano has 64 MiB of memory, .* needs 128"):
+        cloud.act(instances.resize_instance, "db", "1")
+    with pytest.raises(Invalid, match=r"flavorRef: flavor t\.nano has 64 MiB of memory, .* needs 128"):
+        cloud.create_db("small", flavor_id="1")
+    assert cloud.shown() == ("ACTIVE", "HEALTHY")
+    cloud.create_db("enough", flavor_id="2")
 
 
 def test_another_flavor(cloud: Databases) -> None:

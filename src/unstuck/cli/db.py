@@ -18,16 +18,24 @@ from cyclopts import App, Parameter
 
 from unstuck.cli.cloud import connect, show_json, state_of
 from unstuck.cli.clouds import NAMES
-from unstuck.cli.dbcalls import Databases, wait
+from unstuck.cli.dbcalls import Databases
+from unstuck.cli.dbshown import (
+    DATABASE,
+    USER,
+    connection,
+    extension,
+    first_address,
+    login,
+    until_complete,
+    until_healthy,
+    volume_for,
+)
 from unstuck.cli.errors import CliError
 from unstuck.cli.words import plain
 
 app = App(name="db", help="Managed databases: create, connect, back up, restore.")
 
-PORT: Final = 5432
 LEAST_MB: Final = 512
-USER: Final = "app"
-DATABASE: Final = "app"
 
 State = Annotated[Path | None, Parameter(help="The state folder.")]
 Wait = Annotated[float, Parameter(help="How long to wait, in seconds.")]
@@ -95,8 +103,8 @@ def create(
         if allow:
             wanted["access"] = {"allowed_cidrs": list(allow)}
         made = api.ask("POST", "/instances", json={"instance": wanted})["instance"]
-        shown = _until_healthy(api, made["id"], seconds)
-    print(_url(shown, user, database, password))
+        shown = until_healthy(api, made["id"], seconds)
+    print(connection(shown, user, database, password))
     return 0
 
 
@@ -129,7 +137,7 @@ def restore(
         wanted = {
             "name": name,
             "flavorRef": api.flavor(flavor, LEAST_MB),
-            "volume": {"size": size or _volume_for(api, source)},
+            "volume": {"size": size or volume_for(api, source)},
             "datastore": {
                 "type": source["datastore"]["type"],
                 "version": source["datastore"]["version_id"],
@@ -137,14 +145,16 @@ def restore(
             "restorePoint": {"backupRef": source["id"]},
         }
         made = api.ask("POST", "/instances", json={"instance": wanted})["instance"]
-        shown = _until_healthy(api, made["id"], seconds)
-    print(_url(shown, USER, DATABASE))
+        shown = until_healthy(api, made["id"], seconds)
+        who = login(api, shown, None, None)
+    print(connection(shown, *who))
     return 0
 
 
 @app.command(name="list")
 def list_(
     *,
+    deleted: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
     state: State = None,
 ) -> None:
@@ -152,16 +162,21 @@ def list_(
 
     Parameters
     ----------
+    deleted
+        List what is in the trash instead, and until when it can be brought back.
     output
         text or json.
     """
     with databases(state) as api:
+        if deleted:
+            _trash(api.all("instances", deleted="true"), output)
+            return
         instances, backups = api.all("instances"), api.all("backups")
     if output == "json":
         show_json({"instances": instances, "backups": backups})
         return
     for item in instances:
-        words = f"{item['name']}  {item['status']}  {item['operating_status']}  {_address(item) or '-'}"
+        words = f"{item['name']}  {item['status']}  {item['operating_status']}  {first_address(item) or '-'}"
         print(plain(f"{item['id']}  {words}"))
     for item in backups:
         print(plain(f"{item['id']}  backup {item['name']}  {item['status']}  of {item['instance_id']}"))
@@ -169,8 +184,18 @@ def list_(
         print("There are no databases; `unstuck db create NAME` makes one.", file=sys.stderr)
 
 
+def _trash(instances: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        show_json({"instances": instances})
+        return
+    for item in instances:
+        print(plain(f"{item['id']}  {item['name']}  until {extension(item).get('trash_until') or '-'} UTC"))
+    if not instances:
+        print("The trash is empty.", file=sys.stderr)
+
+
 @app.command
-def url(name: str, /, *, user: str = USER, database: str = DATABASE, state: State = None) -> int:
+def url(name: str, /, *, user: str | None = None, database: str | None = None, state: State = None) -> int:
     """Print the address to connect to an instance. The password is not in it: nobody keeps it.
 
     Parameters
@@ -178,12 +203,13 @@ def url(name: str, /, *, user: str = USER, database: str = DATABASE, state: Stat
     name
         Name or id of the instance.
     user
-        A user of it.
+        A user of it; without one `app`, or else one that it has.
     database
-        A database of it.
+        A database of it; without one `app`, or else one of the user's.
     """
     with databases(state) as api:
-        print(_url(api.instance(name), user, database))
+        shown = api.instance(name)
+        print(connection(shown, *login(api, shown, user, database)))
     return 0
 
 
@@ -192,8 +218,8 @@ def psql(
     name: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    user: str = USER,
-    database: str = DATABASE,
+    user: str | None = None,
+    database: str | None = None,
     new_password: bool = False,
     state: State = None,
 ) -> int:
@@ -206,9 +232,9 @@ def psql(
     arguments
         What psql is given besides, as in `unstuck db psql shop -- -c 'select 1'`.
     user
-        A user of it.
+        A user of it; without one `app`, or else one that it has.
     database
-        A database of it.
+        A database of it; without one `app`, or else one of the user's.
     new_password
         Set a new password for the user, show it, and connect with it.
     """
@@ -217,7 +243,8 @@ def psql(
         raise CliError("psql is not installed; Debian has it in the package postgresql-client.")
     with databases(state) as api:
         shown = api.instance(name)
-        target = _url(shown, user, database)
+        user, database = login(api, shown, user, database)
+        target = connection(shown, user, database)
         password = os.environ.get("PGPASSWORD", "")
         if new_password:
             password = secrets.token_urlsafe(18)
@@ -225,6 +252,10 @@ def psql(
             api.ask("PUT", f"/instances/{shown['id']}/users/{quote(user, safe='')}", json=change)
             print(f"The new password of {plain(user)}: {password}", file=sys.stderr)
     if not password:
+        if not sys.stdin.isatty():
+            raise CliError(
+                f"No terminal to ask for the password of {user}: set PGPASSWORD, or say --new-password."
+            )
         password = getpass.getpass(f"Password of {user}: ")
     os.execve(program, [program, target, *arguments], {**os.environ, "PGPASSWORD": password})  # noqa: S606
 
@@ -253,17 +284,7 @@ def backup(
         made = api.ask("POST", "/backups", json={"backup": {"name": title, "instance": instance["id"]}})[
             "backup"
         ]
-        seen = wait(
-            lambda: dict(api.get(f"/backups/{made['id']}")["backup"]),
-            lambda item: item["status"] in ("COMPLETED", "FAILED"),
-            _backup_words,
-            seconds,
-            f"The backup {title}",
-        )
-    if seen["status"] != "COMPLETED":
-        raise CliError(
-            f"The backup {title} failed: {_extension(seen).get('reason') or 'no reason was given'}."
-        )
+        seen = until_complete(api, made, seconds)
     print(seen["id"])
     return 0
 
@@ -280,80 +301,87 @@ def delete(name: str, /, *, state: State = None) -> int:
     with databases(state) as api:
         found = api.instance(name)
         api.ask("DELETE", f"/instances/{found['id']}")
-    print(f"{plain(found['name'])} is deleted.", file=sys.stderr)
+        kept = [item for item in api.all("instances", deleted="true") if item["id"] == found["id"]]
+    words = f"{plain(found['name'])} is deleted."
+    for until in (extension(item).get("trash_until") for item in kept):
+        if until:
+            words += f" Until {until} UTC `unstuck db undelete {found['id']}` brings it back."
+    print(words, file=sys.stderr)
     return 0
 
 
-def _until_healthy(api: Databases, instance_id: str, seconds: float) -> dict[str, Any]:
-    seen = wait(
-        lambda: dict(api.get(f"/instances/{instance_id}")["instance"]),
-        lambda item: item["status"] in ("ERROR", "SHUTDOWN") or _healthy(item),
-        _instance_words,
-        seconds,
-        f"The instance {instance_id}",
-    )
-    if not _healthy(seen):
-        why = seen.get("fault", {}).get("message") or _extension(seen).get("reason") or "no reason was given"
-        raise CliError(f"The instance {seen['name']} ({instance_id}) is in {seen['status']}: {why}")
-    return seen
+@app.command
+def undelete(name: str, /, *, seconds: Wait = 900.0, state: State = None) -> int:
+    """Bring a deleted instance back from the trash, with its data, and wait until it is healthy.
+
+    Parameters
+    ----------
+    name
+        Name or id of the instance; `unstuck db list --deleted` shows what is in the trash.
+    """
+    with databases(state) as api:
+        named = [item for item in api.all("instances", deleted="true") if name in (item["id"], item["name"])]
+        if len(named) > 1:
+            ids = ", ".join(item["id"] for item in named)
+            raise CliError(f"Several instances in the trash are called {name}; say which by its id: {ids}.")
+        if not named:
+            raise CliError(f"There is no instance {name} in the trash; `unstuck db list --deleted` lists it.")
+        api.ask("POST", f"/instances/{named[0]['id']}/action", json={"undelete": {}})
+        shown = until_healthy(api, named[0]["id"], seconds)
+        who = login(api, shown, None, None)
+    print(connection(shown, *who))
+    return 0
 
 
-def _healthy(item: dict[str, Any]) -> bool:
-    return item["status"] in ("ACTIVE", "BACKUP") and item["operating_status"] == "HEALTHY"
+@app.command
+def protect(
+    name: str, /, *, off: Annotated[bool, Parameter(negative="")] = False, state: State = None
+) -> int:
+    """Protect an instance from being deleted.
+
+    Parameters
+    ----------
+    name
+        Name or id of the instance.
+    off
+        Lift it.
+    """
+    with databases(state) as api:
+        found = api.instance(name)
+        api.ask("POST", f"/instances/{found['id']}/action", json={"protect": {"protected": not off}})
+    words = "can be deleted again" if off else "is protected from being deleted"
+    print(f"{plain(found['name'])} {words}.", file=sys.stderr)
+    return 0
 
 
-def _extension(item: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = item.get("unstuck") or {}
-    return found
+@app.command
+def cancel(backup: str, /, *, state: State = None) -> int:
+    """End a backup that has not ended; its instance is free at once.
+
+    Parameters
+    ----------
+    backup
+        Name or id of the backup.
+    """
+    with databases(state) as api:
+        found = api.backup(backup)
+        api.ask("POST", f"/backups/{found['id']}/action", json={"cancel": {}})
+    print(f"The backup {plain(found['name'])} is cancelled.", file=sys.stderr)
+    return 0
 
 
-def _instance_words(item: dict[str, Any]) -> str:
-    told = _extension(item)
-    words = [item["name"], item["status"], item["operating_status"], told.get("reason") or ""]
-    progress = told.get("progress") or {}
-    if progress.get("total"):
-        words.append(f"{_size(progress['done'])} of {_size(progress['total'])}")
-    return "  ".join(word for word in words if word)
+@app.command
+def retry(backup: str, /, *, seconds: Wait = 3600.0, state: State = None) -> int:
+    """Make a backup that failed once more, and wait until it is complete and verified. Prints its id.
 
-
-def _backup_words(item: dict[str, Any]) -> str:
-    told = _extension(item)
-    words = [item["name"], item["status"], told.get("phase") or ""]
-    if told.get("bytes"):
-        words.append(_size(told["bytes"]))
-    if (told.get("attempt") or 1) > 1:
-        words.append(f"attempt {told['attempt']}")
-    words.append(told.get("reason") or "")
-    return "  ".join(word for word in words if word)
-
-
-def _size(count: int) -> str:
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
-
-
-def _volume_for(api: Databases, source: dict[str, Any]) -> int:
-    """GiB: as the instance that was backed up has, if it is still there; else what the data needs."""
-    needed = int(float(source.get("size") or 0) * 1.25) + 1
-    for item in api.all("instances"):
-        if item["id"] == source["instance_id"]:
-            return max(int(item["volume"]["size"]), needed)
-    return needed
-
-
-def _address(item: dict[str, Any]) -> str | None:
-    for address in item.get("addresses") or ():
-        return str(address["address"])
-    return None
-
-
-def _url(item: dict[str, Any], user: str, database: str, password: str | None = None) -> str:
-    """A connection address; with TLS, as every instance has it."""
-    address = _address(item)
-    if address is None:
-        raise CliError(f"The instance {item['name']} has no address yet (it is in {item['status']}).")
-    secret = "" if password is None else f":{quote(password, safe='')}"
-    who = f"{quote(user, safe='')}{secret}"
-    return f"postgresql://{who}@{address}:{PORT}/{quote(database, safe='')}?sslmode=require"
+    Parameters
+    ----------
+    backup
+        Name or id of the backup that failed.
+    """
+    with databases(state) as api:
+        found = api.backup(backup)
+        made = api.ask("POST", f"/backups/{found['id']}/action", json={"retry": {}})["backup"]
+        seen = until_complete(api, made, seconds)
+    print(seen["id"])
+    return 0

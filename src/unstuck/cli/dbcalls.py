@@ -31,13 +31,13 @@ class Databases:
         answer = self.cloud.ask(method, f"{self.base}{path}", **more)
         return answer.json() if answer.content else None
 
-    def all(self, kind: str) -> list[dict[str, Any]]:
+    def all(self, kind: str, **query: str) -> list[dict[str, Any]]:
         """Every item of a list, page after page."""
         found: list[dict[str, Any]] = []
         marker: str | None = None
         while True:
-            query = {"limit": "200"} | ({} if marker is None else {"marker": marker})
-            answer = self.get(f"/{kind}", params=query)
+            asked = query | {"limit": "200"} | ({} if marker is None else {"marker": marker})
+            answer = self.get(f"/{kind}", params=asked)
             found += answer[kind]
             following = [link["href"] for link in answer.get("links", []) if link["rel"] == "next"]
             if not following:

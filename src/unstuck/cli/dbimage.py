@@ -13,6 +13,9 @@ from unstuck.runtime.state import State
 
 _PARTS = ("kernel", "ramdisk")
 
+_LEAST_MB = 128
+"""MiB. In 64 the kernel ends initdb, in 128 an instance becomes healthy (measured with PostgreSQL 15)."""
+
 
 def built(state: State) -> Path | None:
     """The folder of a finished image: said so, in the state folder, or where set-up builds it."""
@@ -38,7 +41,7 @@ def register(cloud: Cloud, folder: Path) -> str:
     for role in _PARTS:
         if role in files:
             parts[f"{role}_id"] = _upload(cloud, datastore, role, files[role], folder, {})
-    image = _upload(cloud, datastore, "root", files["root"], folder, parts)
+    image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": _LEAST_MB})
     _set_version(cloud, datastore, server.partition(".")[0], server, image)
     return server.partition(".")[0]
 

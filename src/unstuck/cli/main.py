@@ -11,7 +11,10 @@ _PROCESSES = {"serve": "unstuck.control.main", "host": "unstuck.host.main"}
 _COMMANDS = {
     "up": ("unstuck.cli.up:up", "Start the cloud on this machine and say how to use it."),
     "down": ("unstuck.cli.down:down", "Stop the control plane and the agent; guests go on running."),
-    "status": ("unstuck.cli.status:status", "How the cloud is, in one sentence; then servers and hosts."),
+    "status": (
+        "unstuck.cli.status:status",
+        "How the cloud is, in one sentence; servers, databases, hosts.",
+    ),
     "explain": ("unstuck.cli.explain:explain", "Why something is in its state, and what comes next."),
     "logs": ("unstuck.cli.showlogs:logs", "The end of a log: control, host, or a server's console."),
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),

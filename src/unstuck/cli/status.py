@@ -1,7 +1,8 @@
-"""``unstuck status``: one sentence on top, then servers and hosts."""
+"""``unstuck status``: one sentence on top, then servers, databases and hosts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ def status(
     output: Annotated[Literal["text", "json"], Parameter(name=["--output", "-o"])] = "text",
     state: Path | None = None,
 ) -> None:
-    """Say how the cloud is, in one sentence; then its servers and hosts.
+    """Say how the cloud is, in one sentence; then its servers, database instances and hosts.
 
     Parameters
     ----------
@@ -26,17 +27,17 @@ def status(
         The state folder.
     """
     with connect(state_of(state)) as cloud:
-        servers, hosts = _servers(cloud), _hosts(cloud)
+        servers, databases, hosts = _servers(cloud), _databases(cloud), _hosts(cloud)
         told = cloud.get("/unstuck/v1/status")
         url = cloud.url
     tombstones, clock_age = int(told["tombstones"]), float(told["clock_age"])
-    summary = sentence(servers, hosts, tombstones, clock_age=clock_age)
+    summary = sentence(servers, hosts, tombstones, clock_age=clock_age, databases=databases)
     if output == "json":
         answer = {"summary": summary, "url": url, "clock_age": clock_age, "servers": servers, "hosts": hosts}
-        show_json({**answer, "tombstones": tombstones})
+        show_json({**answer, "databases": databases, "tombstones": tombstones})
         return
     print(f"{summary} {url}")
-    _tables(servers, hosts)
+    _tables(servers, databases, hosts)
 
 
 def _servers(cloud: Cloud) -> list[dict[str, Any]]:
@@ -57,6 +58,25 @@ def _servers(cloud: Cloud) -> list[dict[str, Any]]:
     ]
 
 
+def _databases(cloud: Cloud) -> list[dict[str, Any]]:
+    """All instances, with those in the trash: their servers are there, powered off."""
+    found: list[dict[str, Any]] = []
+    for deleted in ("false", "true"):
+        path = f"/database/v1.0/{cloud.project_id}/mgmt/instances"
+        found += cloud.get(path, params={"deleted": deleted})["instances"]
+    return [
+        {
+            "id": item["id"],
+            "name": item["name"],
+            "status": item["status"],
+            "operating_status": item["operating_status"],
+            "trash_until": item["unstuck"]["trash_until"],
+            "server_id": item["server"]["id"],
+        }
+        for item in found
+    ]
+
+
 def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
     found = cloud.get("/compute/v2.1/os-hypervisors/detail", headers=COMPUTE)["hypervisors"]
     keep = ("id", "hypervisor_hostname", "state", "status", "hypervisor_type", "host_ip")
@@ -65,7 +85,7 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
 
 def sentence(
     servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0, *,
-    clock_age: float = 0.0,
+    clock_age: float = 0.0, databases: Sequence[dict[str, Any]] = (),
 ) -> str:  # fmt: skip
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
@@ -73,11 +93,19 @@ def sentence(
     away = [host for host in hosts if host["state"] != "up"]
     if not hosts:
         return "No host has registered yet: nothing can run."
-    parts = [f"{counted(len(servers), 'server')} on {counted(len(hosts), 'host')}"]
+    alive = [item for item in databases if not item["trash_until"]]
+    broken = [item for item in alive if item["status"] == "ERROR"]
+    sick = [item for item in alive if item not in broken and item["operating_status"] != "HEALTHY"]
+    inside = f" ({len(alive)} of them for databases)" if alive else ""
+    parts = [f"{counted(len(servers), 'server')}{inside} on {counted(len(hosts), 'host')}"]
     if moving:
         parts.append(f"{len(moving)} on the way to what was asked for")
     if failed:
         parts.append(f"{len(failed)} failed (unstuck explain server NAME says why)")
+    if broken:
+        parts.append(f"{counted(len(broken), 'database')} failed (unstuck explain instance NAME says why)")
+    if sick:
+        parts.append(f"{counted(len(sick), 'database')} not healthy (unstuck explain instance NAME says why)")
     if away:
         parts.append(f"{counted(len(away), 'host')} {'is' if len(away) == 1 else 'are'} away")
     if tombstones:
@@ -92,7 +120,9 @@ def sentence(
     return ", ".join(parts) + "."
 
 
-def _tables(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> None:
+def _tables(
+    servers: list[dict[str, Any]], databases: list[dict[str, Any]], hosts: list[dict[str, Any]]
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -108,6 +138,12 @@ def _tables(servers: list[dict[str, Any]], hosts: list[dict[str, Any]]) -> None:
         for item in servers:
             row = [item["name"], item["status"], item["task"], " ".join(item["addresses"])]
             table.add_row(*cells(*row, item["host"], item["id"]))
+        console.print(table)
+    if databases:
+        table = Table("database", "status", "health", "id", box=None, pad_edge=False)
+        for item in databases:
+            health = "in the trash" if item["trash_until"] else item["operating_status"]
+            table.add_row(*cells(item["name"], item["status"], health, item["id"]))
         console.print(table)
     table = Table("host", "state", "service", "driver", "id", box=None, pad_edge=False)
     for host in hosts:

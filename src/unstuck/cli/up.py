@@ -312,7 +312,7 @@ def _welcome(state: State, clouds_yaml: bool) -> None:
         }
         changed = clouds.merge(target, entries)
         print(f"{target} {'now names' if changed else 'names'} it: unstuck (demo) and unstuck-admin.")
-    print("Use it:  export OS_CLOUD=unstuck;  openstack image list")
+        print("Use it:  export OS_CLOUD=unstuck;  openstack image list")
     _upload_once(state)
     sys.stdout.flush()
 

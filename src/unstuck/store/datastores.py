@@ -109,7 +109,10 @@ def choose(tx: Tx, datastore: str | None, version: str | None) -> Chosen:
         raise Invalid(f"datastore.type: there is no datastore {datastore!r}.")
     with_versions = [store for store in stores if store.versions]
     if not with_versions:
-        raise Invalid(f"datastore.version: {stores[0].name} has no version yet; an administrator adds them.")
+        raise Invalid(
+            f"datastore.version: {stores[0].name} has no version yet; an administrator adds one "
+            f"(unstuck image build {stores[0].name} --register)."
+        )
     if len(with_versions) > 1 and datastore is None and version is None:
         raise Invalid("datastore.type: name one; there are several.")
     if version is None:

@@ -102,6 +102,7 @@ def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -
     database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
     origin, chosen = _origin(tx, asked, caller)
     images, image_id = images_for_version(tx, chosen.version)
+    check_memory(tx, flavor, image_id)
     ensure_service_project(tx)
     check_hosts(tx)
     size = Flavor(flavor.vcpus, flavor.ram_mb, asked.volume_gb)
@@ -180,6 +181,18 @@ def images_of(tx: Tx, image_id: str, field: str) -> tuple[BootImage, ...]:
         if part:
             found.append(_boot(_image(tx, part, f"{field}: {role.value}_id"), role))
     return tuple(found)
+
+
+def check_memory(tx: Tx, flavor: FlavorRow, image_id: str) -> None:
+    """A flavor in which the datastore could never start is refused now."""
+    try:
+        least = image_for_boot(tx, image_id, None, admin=True).min_ram
+    except NotFound:
+        return
+    if flavor.ram_mb < least:
+        raise Invalid(
+            f"flavorRef: flavor {flavor.name} has {flavor.ram_mb} MiB of memory, the datastore needs {least}."
+        )
 
 
 def _image(tx: Tx, image_id: str, field: str) -> Bootable:

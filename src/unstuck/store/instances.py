@@ -23,6 +23,7 @@ from unstuck.store.instance_create import (
     AskedInstance,
     NewIds,
     access_of,
+    check_memory,
     create_instance,
     flavor_for,
     images_of,
@@ -143,6 +144,7 @@ def resize_instance(
     if before.flavor_id == flavor_id:
         raise Invalid(f"flavorRef: the instance has flavor {flavor_id} already.")
     spec = spec_of(tx, loaded.server_id)
+    check_memory(tx, flavor, spec.images[0].id)
     size = Flavor(flavor.vcpus, flavor.ram_mb, spec.flavor.disk_gb)
     _take_room(tx, loaded, spec.flavor, size, "flavorRef")
     shown = copy_of(msgspec.structs.replace(flavor, disk_gb=size.disk_gb))
@@ -286,8 +288,8 @@ def delete_instance(
         return None
     if instance.protected:
         raise Conflict(
-            f"Instance {instance_id} is protected from being deleted: lift that first (PUT its "
-            '{"instance": {"protected": false}}), then delete it.'
+            f"Instance {instance_id} is protected from being deleted: lift that first "
+            '(unstuck db protect --off, or PUT its {"instance": {"protected": false}}), then delete it.'
         )
     server = instance.server
     kept = server is not None and server.place is not None and server.disk_recorded

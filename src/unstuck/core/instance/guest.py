@@ -146,7 +146,7 @@ def _serve(want: DatabaseWant, sight: Sight) -> Decision:
         case ServerState.DOWN | ServerState.CRASHED:
             return _start(want, sight)
         case ServerState.STARTING:
-            return Hold(GuestStep.STARTING, 0.25)
+            return Hold(GuestStep.STARTING, 0.1)
         case ServerState.UNCLEAR:
             if sight.restart < want.restart:
                 return Act(Do.STOP, GuestStep.RESTARTING)  # somebody asked for just this
