@@ -20,6 +20,7 @@ MODULES = (
     "tests.real.test_faults",
     "tests.real.test_peer_faults",
     "tests.real.test_database_faults",
+    "tests.real.test_database_phases",
     "tests.real.test_database_requests",
     "tests.real.test_database_stores",
     "tests.real.test_database_strangers",

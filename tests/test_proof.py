@@ -14,7 +14,7 @@ def test_the_page_of_faults_is_what_the_tests_say() -> None:
     assert path.read_text() == proof.page(), f"python -m tests.proof > {proof.PAGE}"
 
 
-@pytest.mark.parametrize("point", [*proof.POINTS, *proof.PEER_FAULTS])
+@pytest.mark.parametrize("point", [point for known in proof.KNOWN for point in known])
 def test_every_point_has_a_test_or_a_reason_why_it_cannot_happen(point: str) -> None:
     proof.load()
     tests = [one for one in proof.PROOFS if one.point == point]

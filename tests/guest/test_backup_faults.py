@@ -225,6 +225,23 @@ def test_a_server_that_stops_in_the_middle_ends_the_attempt_and_the_next_is_made
     assert guest.back_up("after-crash").size
 
 
+def test_an_attempt_that_is_offered_while_the_server_comes_up_again_waits_for_it(guest: Guest) -> None:
+    """Else all that there may be would be used up before it is up."""
+    guest.kill()
+    agent = guest.start("guest.copy")
+    offer(guest, "first")
+    guest.stopped()
+    os.kill(guest.server_pid(), signal.SIGKILL)
+    agent.send_signal(signal.SIGCONT)
+    gave_up(guest, "first", 60)
+    offer(guest, "second")
+    try:
+        wait_for(lambda: {"second"} & (guest.host.finished.keys() | guest.host.gave_up.keys()), 60)
+    except AssertionError:
+        raise AssertionError(guest.log.read_text()[-3000:] + guest.server_log()[-2000:]) from None
+    assert "second" in guest.host.finished, guest.host.gave_up
+
+
 def reachable(guest: Guest) -> bool:
     try:
         guest.connect().close()

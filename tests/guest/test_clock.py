@@ -47,7 +47,8 @@ def test_no_module_of_the_guest_asks_for_the_time_of_day() -> None:
     assert [place for path in modules for place in asked_for(path)] == []
 
 
-@pytest.mark.parametrize("hours", [1, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [1, -1])
 @proves("B9", ends="COMPLETED: only durations are used; a container has no clock of its own to be wrong")
 def test_an_agent_whose_time_of_day_is_an_hour_off_makes_a_backup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int

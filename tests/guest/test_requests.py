@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -30,6 +32,7 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.scram import verifier
+from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 
 ODD = "we\"ird \\ 'name; DROP %s $1"
@@ -254,3 +257,45 @@ def test_a_user_in_the_middle_of_something_is_dropped(guest: Guest) -> None:
         assert guest.host.ask_database(DropUser("anna"), seconds=10) == Ok()
         with pytest.raises(psycopg.OperationalError):
             connection.execute("COMMIT")
+
+
+def test_an_open_transaction_holds_up_those_who_need_what_it_has_and_nobody_else(guest: Guest) -> None:
+    secret = "a root's secret"
+    assert guest.host.ask_database(EnableRoot(verifier(secret, salt=b"0123456789abcdef"))) == Ok()
+    seen = []
+    with guest.connect("root", database="postgres", password=secret) as root:
+        root.autocommit = False
+        root.execute("ALTER ROLE anna CONNECTION LIMIT 7")
+        with ThreadPoolExecutor(12) as threads:
+            waiting = [
+                threads.submit(guest.host.ask_database, DropUser("anna"), seconds=10.0) for _ in range(12)
+            ]
+            while not all(one.done() for one in waiting):
+                seen.append(guest.view().server)
+                time.sleep(0.1)
+        answers = [one.result() for one in waiting]
+        root.rollback()
+    assert set(seen) == {ServerState.UP}
+    assert all(isinstance(answer, Failed) and answer.code == "unready" for answer in answers), answers
+    assert any(isinstance(answer, Failed) and "another session" in answer.message for answer in answers)
+    # Those that never had their turn are not made up for later.
+    assert answered(guest, GetUser("anna")).users == (UserInfo("anna", ("shop",)),)
+
+
+def test_of_several_who_ask_for_the_same_at_once_one_does_it_and_the_others_are_told_so(guest: Guest) -> None:
+    def all_at_once(request: DatabaseRequest) -> list[Ok | Failed]:
+        with ThreadPoolExecutor(8) as threads:
+            asked = [threads.submit(guest.host.ask_database, request) for _ in range(8)]
+            return [one.result() for one in asked]
+
+    for _ in range(5):
+        for request, otherwise in (
+            (CreateDatabases((WantedDatabase("same"),)), "exists"),
+            (CreateUsers((WantedUser("same", VERIFIER, ("same",)),)), "exists"),
+            (DropUser("same"), "not-found"),
+            (DropDatabase("same"), "not-found"),
+        ):
+            answers = all_at_once(request)
+            assert answers.count(Ok()) == 1, (request, answers)
+            codes = {answer.code for answer in answers if isinstance(answer, Failed)}
+            assert codes == {otherwise}, (request, answers)

@@ -312,6 +312,11 @@ class Instance:
         found: dict[str, Any] = self.api.get(f"/backups/{backup_id}")["backup"]
         return found
 
+    def is_unknown(self, backup_id: str) -> bool:
+        """To its user it is not there (any more)."""
+        answer = self.cloud.cloud.client.get(f"{self.api.base}/backups/{backup_id}")
+        return bool(answer.status_code == 404)
+
     def until_phase(self, backup_id: str, phase: str, seconds: float = 30.0) -> None:
         self.until_backup(
             backup_id, f"is {phase}", lambda found: bool(found["unstuck"]["phase"] == phase), seconds

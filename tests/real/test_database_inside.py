@@ -14,7 +14,12 @@ import pytest
 from tests.proof import proves
 from tests.real.database_cloud import PASSWORD, DatabaseCloud, Instance, login
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("database"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("database"),
+    pytest.mark.timeout(300),
+]
 
 READS = [
     "COPY (SELECT 1) TO PROGRAM 'id'",
@@ -53,7 +58,9 @@ RISES = [
     "GRANT pg_read_server_files TO root",
     "GRANT pg_write_server_files TO root",
     "GRANT pg_execute_server_program TO root",
-    "GRANT pg_read_all_settings TO anna",
+    "CREATE ROLE more IN ROLE pg_execute_server_program",
+    "ALTER GROUP pg_read_server_files ADD USER root",
+    "ALTER ROLE pg_execute_server_program NOSUPERUSER",
     "CREATE EXTENSION adminpack",
     "CREATE EXTENSION file_fdw",
     "CREATE EXTENSION dblink",
@@ -135,7 +142,6 @@ def test_root_comes_to_no_other_instance_and_not_to_the_host(made: DatabaseCloud
     root.free()
 
 
-@pytest.mark.slow
 @proves("B21", ends="a stolen channel grants nothing of another instance, and deletes nothing")
 def test_the_agents_channel_gives_no_other_instances_backups(made: DatabaseCloud, shop: Instance) -> None:
     """Whoever is root in the guest may speak on its channel: all it can name is its own present attempt."""

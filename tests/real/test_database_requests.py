@@ -3,75 +3,43 @@ processes; delete wins, the rest waits its turn or cancels the backup and says s
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.proof import proves
-from tests.real.database_cloud import DatabaseCloud, Instance
-from tests.real.test_set_back import accept, copy_of, put_back, until_heard
+from tests.real.database_cloud import DatabaseCloud, Instance, spin
+from tests.real.test_set_back import accept, copy_of, put_back, recovery
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("database"), pytest.mark.timeout(400)]
-
-
-def gone(shop: Instance, backup: str) -> bool:
-    return bool(shop.api.cloud.client.get(f"{shop.api.base}/backups/{backup}").status_code == 404)
-
-
-@proves("B11", ends="one is taken, the other refused at once (409), naming the first")
-def test_two_backups_requested_at_once(shop: Instance) -> None:
-    def ask(number: int) -> httpx2.Response:
-        body = {"backup": {"name": f"both-{number}", "instance": shop.id}}
-        answer: httpx2.Response = shop.api.cloud.client.post(f"{shop.api.base}/backups", json=body)
-        return answer
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(ask, range(4)))
-    taken = [answer for answer in answers if answer.status_code == 202]
-    refused = [answer for answer in answers if answer.status_code != 202]
-    assert len(taken) == 1
-    assert {answer.status_code for answer in refused} == {409}
-    backup = taken[0].json()["backup"]["id"]
-    assert all(backup in answer.text for answer in refused)
-    assert shop.completed(backup)["unstuck"]["attempt"] == 1
-    shop.free()
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("database"),
+    pytest.mark.timeout(400),
+]
 
 
-@proves("B12", ends="gone at once for its user; stopped, and its objects removed")
-def test_a_backup_deleted_while_it_runs(made: DatabaseCloud, shop: Instance) -> None:
-    backup, holds = shop.held("copying")
-    shop.cloud.until("a piece is there", lambda: made.objects().list(f"backups/{backup}"))
-    shop.api.ask("DELETE", f"/backups/{backup}")
-    assert gone(shop, backup)
-    holds[0].go_on()
-    shop.cloud.until("its objects are gone", lambda: not made.objects().list(f"backups/{backup}"))
-    shop.free()
-
-
-@pytest.mark.slow
 @proves("B12", ends="the same where its agent is frozen: that one finds nothing to do when it is thawed")
 def test_a_backup_deleted_while_its_agent_is_frozen(made: DatabaseCloud, shop: Instance) -> None:
     backup, holds = shop.held("copying")
+    shop.cloud.until("a piece is there", lambda: made.objects().list(f"backups/{backup}"))
     agent = shop.hold(shop.agent())
     holds[0].go_on()
     shop.api.ask("DELETE", f"/backups/{backup}")
-    assert gone(shop, backup)
+    assert shop.is_unknown(backup)
     shop.cloud.until(
         "its objects are gone", lambda: not made.objects().list(f"backups/{backup}"), seconds=120.0
     )
     agent.go_on()
     shop.free()
-    assert gone(shop, backup)
+    assert shop.is_unknown(backup)
     assert not made.objects().list(f"backups/{backup}")
 
 
-@pytest.mark.slow
 @proves("B13", ends="the restore completes, exact; the objects go when it has")
 def test_a_backup_deleted_while_it_is_restored_from(made: DatabaseCloud, shop: Instance) -> None:
     backup = shop.request()
@@ -79,10 +47,10 @@ def test_a_backup_deleted_while_it_is_restored_from(made: DatabaseCloud, shop: I
     shop.completed(backup)
     restored = made.create("restored", backup)
     restored.find_server()
-    agent = shop.cloud.until("it unpacks", lambda: restored.named("unpack") and restored.agents())[0]
-    held = restored.hold(agent)
+    spin(shop.cloud, "it unpacks", lambda: bool(restored.named("Unpacks a base backup")), 90.0)
+    held = restored.hold(restored.agent())
     shop.api.ask("DELETE", f"/backups/{backup}")
-    assert gone(shop, backup)
+    assert shop.is_unknown(backup)
     refused = shop.api.cloud.client.post(
         f"{shop.api.base}/instances",
         json={"instance": {"name": "late", "flavorRef": shop.api.flavor(None, 256), "volume": {"size": 1},
@@ -97,7 +65,7 @@ def test_a_backup_deleted_while_it_is_restored_from(made: DatabaseCloud, shop: I
     shop.free()
 
 
-@pytest.mark.parametrize("agent", ["alive", pytest.param("dead", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("agent", ["alive", "dead"])
 @proves("T15", ends="FAILED saying so; the instance is gone, its finished backups stay")
 def test_an_instance_deleted_during_its_backup(made: DatabaseCloud, shop: Instance, agent: str) -> None:
     kept = shop.completed(shop.request("kept"))["id"]
@@ -139,7 +107,6 @@ def test_a_restart_waits_for_a_backup_that_ends_in_time(shop: Instance) -> None:
     shop.free()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "action", [{"restart": {}}, {"resize": {"volume": {"size": 2}}}], ids=["restart", "resize"]
 )
@@ -158,7 +125,6 @@ def test_an_action_waits_for_a_backup_then_cancels_it(shop: Instance, action: di
     shop.free()
 
 
-@pytest.mark.slow
 @proves("B16", "T15", ends="delete wins over a restart that waits")
 def test_a_delete_wins_over_what_waits(made: DatabaseCloud, shop: Instance) -> None:
     backup, _ = shop.held("copying")
@@ -173,7 +139,6 @@ def test_a_delete_wins_over_what_waits(made: DatabaseCloud, shop: Instance) -> N
     shop.cloud.agree()
 
 
-@pytest.mark.slow
 @proves("B8", ends="the backup ends; with room again all goes on by itself")
 def test_a_volume_that_is_full(shop: Instance) -> None:
     volume = Path(f"/proc/{shop.init}/root/var/lib/unstuck")
@@ -202,7 +167,6 @@ def fill(file: Path, size: int) -> None:
         os.close(opened)
 
 
-@pytest.mark.slow
 @proves("B14", ends="the backup goes on where it is: its manifest is found, COMPLETED")
 def test_the_store_is_put_back_to_when_the_backup_ran(shop: Instance, tmp_path: Path) -> None:
     cloud = shop.cloud
@@ -218,7 +182,6 @@ def test_the_store_is_put_back_to_when_the_backup_ran(shop: Instance, tmp_path: 
     shop.free()
 
 
-@pytest.mark.slow
 @proves("B14", ends="a forgotten backup is not removed, and can be restored")
 def test_the_store_is_put_back_to_before_the_backup(
     made: DatabaseCloud, shop: Instance, tmp_path: Path
@@ -230,7 +193,7 @@ def test_the_store_is_put_back_to_before_the_backup(
     cloud.kill("control")
     put_back(cloud, copy)
     cloud.start("control")
-    assert gone(shop, backup)
+    assert shop.is_unknown(backup)
     shop.writes_go_on()
     cloud_accepts(shop)
     made.forgotten.append(backup)
@@ -240,8 +203,15 @@ def test_the_store_is_put_back_to_before_the_backup(
 
 
 def cloud_accepts(shop: Instance) -> None:
-    diff = until_heard(shop.cloud)
-    accept(shop.cloud, diff["id"])
+    """The diff, where there is one: what agrees with every host is settled by itself."""
+    over = shop.cloud.until("the store is settled, or waits for a word", lambda: settled(shop))
+    if over["recovery"] is not None:
+        accept(shop.cloud, over["recovery"]["id"])
+
+
+def settled(shop: Instance) -> dict[str, Any] | None:
+    found = recovery(shop.cloud)
+    return {"recovery": found} if found is None or not found["waiting_for"] else None
 
 
 def recovered(made: DatabaseCloud, backup: str, target: Path) -> None:

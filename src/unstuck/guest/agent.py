@@ -179,7 +179,8 @@ class Agent:
             up = look.sight.server is ServerState.UP and look.sight.data is Thing.PRESENT
             if up and not self._swept:
                 await self._sweep()
-            self._backups.server_is_up(up and want is not None)
+            ends = isinstance(decision, Act) and decision.do is Do.STOP
+            self._backups.server_is_up(up and want is not None and not ends)
             await self._follow(want, decision)
 
     async def _follow(self, want: DatabaseWant | None, decision: Decision) -> None:

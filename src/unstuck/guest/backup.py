@@ -93,6 +93,10 @@ class Backups:
                 continue
             self._attempt = Attempt(self._port, self._control, self._datastore, self._threads, want)
             await self._attempt.run()
+            if self._attempt.failed:
+                # Perhaps for the server's sake, and the next is offered at once: only after another look.
+                self._ready = False
+                self._port.wake("look")
             self._attempt = None
 
     async def _take(self, want: BackupWant) -> bool:
@@ -151,6 +155,10 @@ class Attempt:
         if self._failed is None:
             self._failed = (reason, final)
             self._wake()
+
+    @property
+    def failed(self) -> bool:
+        return self._failed is not None
 
     def drop(self, reason: str) -> None:
         """End it: nobody wants to hear of it any more."""

@@ -29,6 +29,7 @@ from unstuck.guest.datastores.postgresql.session import (
     Mute,
     Sessions,
     StartingUp,
+    Use,
     first_line,
 )
 from unstuck.guest.tools import ToolFailed, Tools, run
@@ -100,7 +101,9 @@ class PostgreSQL:
         state, reason, root, level = ServerState.UP, found.reason, False, Config.UNKNOWN
         facts: dict[str, str] = {}
         try:
-            facts, root, level = await self.sessions.run(living.port, lambda c: self._told(c, want), LOOK)
+            facts, root, level = await self.sessions.run(
+                living.port, lambda c: self._told(c, want), LOOK, Use.LOOK
+            )
         except StartingUp as error:
             state, reason = ServerState.STARTING, str(error)
         except Mute as error:
@@ -285,18 +288,18 @@ class PostgreSQL:
         if found.marker is not None:
             self.volume.mark(Marker(FORMAT, want.generation, want.datastore, want.version, applied=True))
 
-    async def call(self, work: Callable[[Connection], T], seconds: float) -> T:
+    async def call(self, work: Callable[[Connection], T], seconds: float, use: Use = Use.OWN) -> T:
         living = self._server.find()
         if not isinstance(living, Living):
             raise DatastoreError("the server does not run")
         try:
-            return await self.sessions.run(living.port, work, seconds)
+            return await self.sessions.run(living.port, work, seconds, use)
         except (Mute, StartingUp) as error:
             raise DatastoreError(f"the server does not answer: {error}") from error
 
     async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
         try:
-            return await self.call(lambda connection: requests.answer(connection, request), seconds)
+            return await self.call(lambda there: requests.answer(there, request), seconds, Use.TENANT)
         except DatastoreError as error:
             return Failed("unready", error.reason)
         except (psycopg.Error, OSError) as error:

@@ -36,6 +36,8 @@ from unstuck.guest.datastores.postgresql.names import ROOT
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
 
 PAGE = 1000
+AGAIN = 5
+"""Times that a request is tried while others get in its way."""
 _DATABASES = (
     "SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate AND datname <> 'postgres'"
 )
@@ -43,7 +45,9 @@ _USERS = (
     "SELECT rolname FROM pg_roles WHERE rolcanlogin AND NOT rolsuper AND rolname <> 'root'"
     " AND rolname !~ '^(pg|unstuck)_'"
 )
-_EXISTS = {psycopg.errors.DuplicateDatabase, psycopg.errors.DuplicateObject}
+_EXISTS = (psycopg.errors.DuplicateDatabase, psycopg.errors.DuplicateObject)
+_RACED = (*_EXISTS, psycopg.errors.UniqueViolation, psycopg.errors.UndefinedObject)
+"""Perhaps somebody else was faster with the same thing. A second look shows what is there now."""
 INVALID = (
     psycopg.errors.InvalidParameterValue, psycopg.errors.FeatureNotSupported, psycopg.errors.WrongObjectType,
     psycopg.errors.ReservedName, psycopg.errors.InvalidName, psycopg.errors.UndefinedObject,
@@ -52,18 +56,29 @@ INVALID = (
 
 def answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
     """Do it. What PostgreSQL refuses is an answer as well; only a lost connection raises."""
-    try:
-        return _answer(connection, request)
-    except tuple(_EXISTS) as error:
-        return Failed("exists", first_line(error), "name")
-    except psycopg.errors.InvalidCatalogName as error:
-        return Failed("not-found", first_line(error), "databases")
-    except INVALID as error:
-        return Failed("invalid", first_line(error))
-    except psycopg.OperationalError:
-        raise
-    except psycopg.Error as error:
-        return Failed("refused", first_line(error))
+    for tried in range(1, AGAIN + 1):
+        try:
+            return _answer(connection, request)
+        except psycopg.Error as error:
+            if tried == AGAIN or not (isinstance(error, _RACED) or "tuple concurrently" in first_line(error)):
+                return _refused(error)
+    raise AssertionError
+
+
+def _refused(error: psycopg.Error) -> Failed:
+    """In the API's words. A lost connection is no refusal: it is raised."""
+    text = first_line(error)
+    if isinstance(error, _EXISTS):
+        return Failed("exists", text, "name")
+    if isinstance(error, psycopg.errors.InvalidCatalogName):
+        return Failed("not-found", text, "databases")
+    if isinstance(error, INVALID):
+        return Failed("invalid", text)
+    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
+        return Failed("unready", "a transaction of another session holds what this needs until it ends.")
+    if isinstance(error, psycopg.OperationalError):
+        raise error
+    return Failed("refused", text)
 
 
 def _answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:

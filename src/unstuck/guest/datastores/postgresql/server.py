@@ -127,7 +127,8 @@ class Server:
         from unstuck.guest.tools import run
 
         with contextlib.suppress(ToolFailed):
-            await run(self._tools, ["rm", "-f", str(self._places.data / "postmaster.pid")], 10)
+            locks = [str(path) for path in self._places.sockets.glob(".s.PGSQL.*.lock")]
+            await run(self._tools, ["rm", "-f", str(self._places.data / "postmaster.pid"), *locks], 10)
 
     async def stop(self) -> None:
         """In order, then at once, then by force. Raises :class:`DatastoreError`."""

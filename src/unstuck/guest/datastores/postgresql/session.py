@@ -2,14 +2,19 @@
 
 A call runs on a thread; at its deadline its socket is shut down, which ends the thread's wait even where the
 server is frozen. No connection is kept: a look costs one, and none can be in the way of a DROP DATABASE.
+
+What is asked in a tenant's name can wait for that tenant's own locks. So it has threads, and thereby
+connections, of its own: however many wait, the server is looked at all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +28,22 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 STARTING_UP: Final = "57P03"
+_NOT_NOW: Final = ("starting up", "shutting down", "in recovery mode", "accepting connections")
+"""That error in words: one of a connection that did not come about has no code."""
+_FULL: Final = ("too many clients", "connection slots")
+LOCKS: Final = 0.4
+"""The part of its time that a tenant's request waits for a lock: whoever asked is still there to hear it."""
+
+
+class Use(enum.Enum):
+    """What a connection is for. All together stay below ``superuser_reserved_connections``, usually."""
+
+    LOOK = "look"
+    OWN = "own"
+    TENANT = "tenant"
+
+
+_THREADS: Final = {Use.LOOK: 2, Use.OWN: 4, Use.TENANT: 2}
 
 
 class Mute(Exception):
@@ -38,47 +59,51 @@ class Sessions:
 
     def __init__(self, sockets: Path) -> None:
         self._sockets = sockets
-        self._threads = ThreadPoolExecutor(8, "database")
+        self._threads = {use: ThreadPoolExecutor(most, use.value) for use, most in _THREADS.items()}
 
-    async def run(
-        self, port: int, work: Callable[[Connection], T], seconds: float, database: str = "postgres"
-    ) -> T:
+    async def run(self, port: int, work: Callable[[Connection], T], seconds: float, use: Use = Use.OWN) -> T:
         """Do ``work`` (on a thread). Raises :class:`Mute`, :class:`StartingUp`, :class:`psycopg.Error`."""
         held: list[Connection] = []
+        end = time.monotonic() + seconds
 
         def call() -> T:
-            with contextlib.closing(self._connect(port, database, seconds)) as connection:
+            left = end - time.monotonic()
+            if left <= 0:  # given up while it waited for its turn: it must not happen later
+                raise Mute(f"no turn within {seconds:.0f} s: others are asked for at the same time")
+            with contextlib.closing(self._connect(port, left, use)) as connection:
                 held.append(connection)
                 return work(connection)
 
-        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        future = asyncio.get_running_loop().run_in_executor(self._threads[use], call)
         try:
             async with asyncio.timeout(seconds + 1):
                 return await asyncio.shield(future)
         except TimeoutError:
             raise Mute(f"no answer within {seconds:.0f} s") from None
         except psycopg.OperationalError as error:
-            if error.sqlstate == STARTING_UP or "starting up" in str(error) or "shutting down" in str(error):
+            if error.sqlstate == STARTING_UP or any(words in str(error) for words in _NOT_NOW):
                 raise StartingUp(first_line(error)) from error
-            if error.sqlstate is None:
+            if error.sqlstate is None and not any(words in str(error) for words in _FULL):
                 raise Mute(first_line(error)) from error
-            raise
+            raise  # it answered
         finally:
             if not future.done():
                 future.add_done_callback(_forget)
                 for connection in held:
                     _shut(connection)
 
-    def _connect(self, port: int, database: str, seconds: float) -> Connection:
+    def _connect(self, port: int, seconds: float, use: Use) -> Connection:
         limit = max(1, round(seconds * 1000))
+        locks = max(1, round(limit * LOCKS)) if use is Use.TENANT else 0
         return psycopg.connect(
             host=str(self._sockets),
             port=port,
             user=ADMIN,
-            dbname=database,
+            dbname="postgres",
             connect_timeout=max(2, round(seconds)),
             application_name="unstuck",
-            options=f"-c statement_timeout={limit} -c client_encoding=UTF8 -c search_path=pg_catalog",
+            options=f"-c statement_timeout={limit} -c lock_timeout={locks} -c client_encoding=UTF8"
+            " -c search_path=pg_catalog",
             gssencmode="disable",
             autocommit=True,
         )
