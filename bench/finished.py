@@ -96,7 +96,7 @@ def _instance(tx: Tx, project_id: str) -> str:
 
 def _settle(tx: Tx, backup_id: str) -> None:
     """As it is once nothing of it is left to be collected."""
-    held = load_backup(tx, backup_id)
+    held = load_backup(tx, backup_id, lock=True)
     assert held is not None
     facts = msgspec.structs.replace(held.backup, litter=False)
     assert isinstance(plan_backup(facts, tx.now.lease), Settled)

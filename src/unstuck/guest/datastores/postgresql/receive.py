@@ -39,6 +39,10 @@ def damaged(reason: str) -> DatastoreError:
     return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
 
 
+SYNCS_AT_ONCE: Final = 14
+"""The major version since which a server need not sync every file by itself before it recovers."""
+
+
 class Unpacking:
     """One restore. Cut off anywhere, the next begins anew."""
 
@@ -142,6 +146,8 @@ class Unpacking:
             "logging_collector": "off", "autovacuum": "off", "restore_command": "",
             "shared_preload_libraries": "", "wal_level": "replica",
         }  # fmt: skip
+        if int(self._want.version.split(".")[0]) >= SYNCS_AT_ONCE:
+            options["recovery_init_sync_method"] = "syncfs"
         self._datastore.write_clients(self._making, self._want)
         command = [str(programs / "postgres"), "-D", str(self._data)]
         for name, value in options.items():
@@ -154,7 +160,8 @@ class Unpacking:
                 child.cut()
                 await child.wait()
         await self._tool(["rm", "-f", str(self._data / "postmaster.pid")], 30)
-        await self._tool([str(programs / "initdb"), "--sync-only", "-D", str(self._data)], RECOVERY)
+        # At once, not a thousand files one by one; the volume has nothing else to write.
+        await self._tool(["sync", "-f", str(self._data)], RECOVERY)
 
     async def _judge(self, child: Child, log: int) -> None:
         identifier, timeline, position = await self._recovered(child, log)
