@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import psycopg
@@ -294,3 +296,22 @@ def no_server(guest: Guest) -> bool:
     except psycopg.OperationalError:
         return True
     return False
+
+
+def test_a_server_killed_under_a_long_query_comes_up_again_although_that_goes_on(guest: Guest) -> None:
+    """Its session does not notice, and holds the memory that the next server needs."""
+    serve(guest)
+    killed = guest.server_pid()
+    long = "SELECT count(*) FROM generate_series(1, 100000) a, generate_series(1, 10000000) b"
+    with guest.connect() as busy, ThreadPoolExecutor(1) as threads:
+        session = busy.info.backend_pid
+        query = threads.submit(busy.execute, long)
+        title = Path(f"/proc/{session}/cmdline")
+        wait_for(lambda: b"SELECT" in title.read_bytes(), 30)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: guest.server_pid() not in (0, killed), 60)
+        with pytest.raises(psycopg.OperationalError):
+            query.result(60)
+    guest.host.view = None
+    guest.ready()
+    holds(guest)

@@ -103,6 +103,7 @@ class Server:
         if found is ServerState.CRASHED:
             # Another process may have its number now, and PostgreSQL would believe that it is the server.
             await self._remove_pid_file()
+            await self._end_left_sessions()
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         try:
             child = await self._tools.start(
@@ -130,6 +131,24 @@ class Server:
             locks = [str(path) for path in self._places.sockets.glob(".s.PGSQL.*.lock")]
             await run(self._tools, ["rm", "-f", str(self._places.data / "postmaster.pid"), *locks], 10)
 
+    async def _end_left_sessions(self) -> None:
+        """A session that is busy does not notice that its server was killed. It goes on for as long as its
+        query takes, and holds the memory that a new server needs: that would not start."""
+        found = [process for process in _sessions() if await self._works_here(process)]
+        for process in found:
+            await self._tools.signal(process, signal.SIGKILL)
+        for process in found:
+            await gone(process, IMMEDIATE)
+
+    async def _works_here(self, process: ProcessId) -> bool:
+        from unstuck.guest.tools import run
+
+        try:  # only its own user may see where another process is
+            where = await run(self._tools, ["readlink", f"/proc/{process.pid}/cwd"], 10)
+        except ToolFailed:
+            return False
+        return where == str(self._places.data.resolve())
+
     async def stop(self) -> None:
         """In order, then at once, then by force. Raises :class:`DatastoreError`."""
         found = self.find()
@@ -151,6 +170,18 @@ class Server:
         found = self.find()
         if isinstance(found, Living):
             await self._tools.signal(found.process, signal.SIGHUP)
+
+
+def _sessions() -> list[ProcessId]:
+    """Processes that call themselves a server's, of whichever server."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                named = (entry / "cmdline").read_bytes().startswith(b"postgres: ")
+                if named and (start := start_time(int(entry.name))) is not None:
+                    found.append(ProcessId(int(entry.name), start, boot_id()))
+    return found
 
 
 async def gone(process: ProcessId, seconds: float) -> bool:
