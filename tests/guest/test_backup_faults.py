@@ -16,6 +16,8 @@ from tests.guest.guest import Guest, anna, folder, processes_named
 from tests.guest.host_double import wait_for
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.want import BackupWant, Origin, WantedDatabase
+from unstuck.guest.datastores.postgresql.base import ASK
+from unstuck.guest.datastores.postgresql.server import parent_of
 
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 QUICK = {"starting": 2.0, "copying": 2.0, "finishing": 2.0, "uploading": 2.0}
@@ -137,6 +139,27 @@ def sender(guest: Guest) -> int:
 
 
 @pytest.mark.slow
+def test_an_attempt_has_ended_only_when_its_tool_and_its_slot_are_gone(guest: Guest) -> None:
+    """Else the next one, which is offered at once, meets both."""
+    guest.host.slow = 0.2
+    offer(guest, "ends", stalls=QUICK)
+    (tool,) = wait_for(lambda: processes_named("pg_basebackup", guest.run))
+    wait_for(lambda: guest.host.stored.get("ends"))
+    leash = parent_of(tool)
+    assert leash is not None
+    for pid in (tool, leash):
+        os.kill(pid, signal.SIGSTOP)
+    guest.host.slow = 0.0
+    began = time.monotonic()
+    try:
+        gave_up(guest, "ends")
+        assert time.monotonic() - began > QUICK["copying"] + ASK
+        assert slots(guest) == []
+    finally:
+        os.kill(leash, signal.SIGCONT)
+    nothing_is_left(guest)
+
+
 def test_a_tool_that_dies_is_no_backup(guest: Guest) -> None:
     guest.host.slow = 0.2
     offer(guest, "killed")

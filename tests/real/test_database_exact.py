@@ -90,7 +90,7 @@ def forge(pieces: list[Path], manifest: Path) -> None:
     """The same manifest with one piece left out; its signature is now another text's."""
     found = json.loads(manifest.read_bytes())
     inner = json.loads(found["manifest"])
-    inner["size"] -= inner["chunks"].pop()["length"]
+    inner["size"] -= inner["chunks"].pop()[1]
     found["manifest"] = json.dumps(inner)
     manifest.write_bytes(json.dumps(found).encode())
 
