@@ -64,6 +64,7 @@ def test_a_tool_that_hangs_while_its_agent_is_healthy(shop: Instance, phase: str
     shop.free()
 
 
+@pytest.mark.slow
 @proves("B7", ends="COMPLETED by another attempt, the database recovered by itself")
 def test_the_server_crashes_in_mid_backup(shop: Instance) -> None:
     backup, _ = shop.held("copying")
@@ -89,6 +90,7 @@ def test_the_api_is_killed_after_its_commit(shop: Instance) -> None:
     shop.free()
 
 
+@pytest.mark.slow
 @proves("B5", ends="COMPLETED, by the same attempt of the same agent")
 def test_the_host_agent_is_restarted_in_mid_backup(shop: Instance) -> None:
     shop.made.settings(copying=60.0, uploading=60.0)

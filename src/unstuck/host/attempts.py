@@ -147,7 +147,8 @@ class Attempts:
             return attempt  # the store may have heard of it already, and offer it no more
         offered = self._offered(nonce)
         if offered.stop is not None:
-            raise refuse("late", offered.stop)
+            # Not "late": whoever is refused says no word, and the backup would wait for its lease to end.
+            raise Said(Done(offered.stop))
         if known and attempt is not None:
             return attempt
         return await self._taken(offered)
