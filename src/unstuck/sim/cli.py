@@ -220,8 +220,8 @@ def main(argv: list[str]) -> int:
     if options.mode == "random":
         cases = map(random_case, range(options.seed, options.seed + options.schedules))
         return 1 if run_all("random", cases, options.jobs, len(SCENARIOS)).violations else 0
-    some = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, max(options.every, 1))
-    faults = run_all("exhaustive", some, options.jobs, len(SCENARIOS))
+    chosen = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, max(options.every, 1))
+    faults = run_all("exhaustive", chosen, options.jobs, len(SCENARIOS))
     scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
     back = run_all("setback", setback_cases(), options.jobs, scenarios)
     some_of_all = database_cases(max(options.databases_every, 1))
