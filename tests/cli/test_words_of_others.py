@@ -66,7 +66,7 @@ def test_status_shows_any_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     host = {
         "hypervisor_hostname": EVIL, "state": "up", "status": "enabled", "hypervisor_type": EVIL, "id": 1,
     }  # fmt: skip
-    status._tables([server], [host])
+    status._tables([server], [], [host])
     shown = capsys.readouterr().out
     assert harmless(shown)
     together = "".join(shown.split())

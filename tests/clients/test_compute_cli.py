@@ -88,6 +88,7 @@ def test_pause_lock_and_mark_of_the_openstack_command(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_resize_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
     cli = cloud.cli
@@ -121,6 +122,7 @@ def test_a_resize_of_the_openstack_command(cloud: Running, sdk: openstack.connec
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_shelving_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
     cli = cloud.cli
@@ -146,6 +148,7 @@ def test_shelving_of_the_openstack_command(cloud: Running, sdk: openstack.connec
     wait(lambda: shows("ACTIVE"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_an_image_of_the_openstack_command(cloud: Running, sdk: openstack.connection.Connection) -> None:
     cli = cloud.cli
@@ -182,6 +185,7 @@ def test_a_console_url_is_refused_in_words(cloud: Running, sdk: openstack.connec
         assert "console log" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_pause_lock_and_mark_of_the_sdk(cloud: Running, sdk: openstack.connection.Connection) -> None:
     server = sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)

@@ -171,6 +171,7 @@ def test_a_tool_that_dies_is_no_backup(guest: Guest) -> None:
     nothing_is_left(guest)
 
 
+@pytest.mark.slow
 def test_a_full_store_is_waited_for_and_shown_as_what_is_waited_for(guest: Guest) -> None:
     guest.host.full = "the bucket is full"
     offer(guest, "full")
@@ -179,6 +180,7 @@ def test_a_full_store_is_waited_for_and_shown_as_what_is_waited_for(guest: Guest
     wait_for(lambda: "full" in guest.host.finished, 30)
 
 
+@pytest.mark.slow
 def test_a_store_that_stays_full_ends_the_attempt(guest: Guest) -> None:
     guest.host.full = "the bucket is full"
     offer(guest, "fuller", stalls=QUICK)

@@ -60,6 +60,7 @@ def test_agents_killed_at_each_point_of_the_making_are_followed_by_one_that_fini
     assert not (guest.volume / "making").exists()
 
 
+@pytest.mark.slow
 def test_initdb_ends_with_its_agent_and_is_made_anew(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -82,6 +83,7 @@ def test_data_that_was_made_and_is_gone_is_a_fault_and_never_made_empty(guest: G
     assert {path.name for path in guest.volume.iterdir()} == {"log"}
 
 
+@pytest.mark.slow
 def test_another_instances_data_is_left_alone(guest: Guest) -> None:
     want = serve(guest)
     guest.kill()
@@ -155,6 +157,7 @@ def test_a_server_that_cannot_come_up_is_left_alone_with_its_last_words(guest: G
     holds(guest)
 
 
+@pytest.mark.slow
 def test_a_restart_is_one_and_only_one(guest: Guest) -> None:
     want = serve(guest)
     first = guest.server_pid()
@@ -170,6 +173,7 @@ def test_a_restart_is_one_and_only_one(guest: Guest) -> None:
     holds(guest)
 
 
+@pytest.mark.slow
 def test_agents_killed_at_each_point_of_a_restart_are_followed_by_one_that_finishes_it(guest: Guest) -> None:
     want = serve(guest)
     guest.kill()
@@ -183,6 +187,7 @@ def test_agents_killed_at_each_point_of_a_restart_are_followed_by_one_that_finis
     holds(guest)
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_unclear_and_thaws_unharmed(guest: Guest) -> None:
     serve(guest)
     pid = guest.server_pid()
@@ -234,6 +239,7 @@ def no_way_in(guest: Guest) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"work_mem": "plenty"}, {"no_such_thing": "1"}, {"archive_command": "true"}, {"a b": "1"}]
 )
@@ -255,6 +261,7 @@ def test_an_initial_database_that_cannot_be_made_is_told_for_good(guest: Guest) 
     assert view.trouble.final
 
 
+@pytest.mark.slow
 def test_of_two_agents_the_older_one_ends(guest: Guest) -> None:
     serve(guest)
     first = guest.agent

@@ -259,6 +259,7 @@ def test_a_user_in_the_middle_of_something_is_dropped(guest: Guest) -> None:
             connection.execute("COMMIT")
 
 
+@pytest.mark.slow
 def test_an_open_transaction_holds_up_those_who_need_what_it_has_and_nobody_else(guest: Guest) -> None:
     secret = "a root's secret"
     assert guest.host.ask_database(EnableRoot(verifier(secret, salt=b"0123456789abcdef"))) == Ok()

@@ -88,6 +88,7 @@ POINTS = ["ask-restore", "receive", "receive+", "fetch+", "unpack", "unpack+#3",
           "prove", "prove+", "publish", "publish+"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_agents_killed_at_each_point_are_followed_by_one_that_begins_anew(target: Guest) -> None:
     for point in POINTS:
         target.host.fetched.clear()
@@ -205,6 +206,7 @@ def flipped(pieces: list[bytes]) -> list[bytes]:
     return [*pieces[:2], bytes(data), *pieces[3:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -266,6 +268,7 @@ def test_a_store_that_is_away_delays_a_restore_and_is_told(target: Guest) -> Non
     is_whole(target)
 
 
+@pytest.mark.slow
 def test_the_trial_server_ends_with_its_agent(target: Guest) -> None:
     target.start()
     trial = wait_for(lambda: (target.volume / "making/pg/postmaster.pid").exists(), 90)
@@ -295,6 +298,7 @@ def small(origins: Origins) -> Iterator[Callable[[int], Guest]]:
         subprocess.run(["umount", "-l", guest.volume], check=True)
 
 
+@pytest.mark.slow
 def test_a_volume_that_is_too_small_is_told_before_anything_is_fetched(
     small: Callable[[int], Guest], source: Source
 ) -> None:
@@ -310,6 +314,7 @@ def test_a_volume_that_is_too_small_is_told_before_anything_is_fetched(
     guest.ready()
 
 
+@pytest.mark.slow
 def test_a_volume_that_fills_up_in_a_restore_is_told_and_made_room_for(
     small: Callable[[int], Guest], source: Source
 ) -> None:

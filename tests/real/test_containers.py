@@ -119,6 +119,7 @@ def client_of(agent: int) -> int | None:
     return next((int(line.split()[0]) for line in listing.stdout.splitlines() if "podman" in line), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["client", "agent", "both"])
 def test_a_start_that_is_killed_at_any_moment_heals(tmp_path: Path, image: Path, who: str) -> None:
     """What the next agent finds is kept only where it runs; everything else is wiped, and started again."""
@@ -196,6 +197,7 @@ def test_the_first_process_stopped_by_a_signal_is_mute_and_not_gone(tmp_path: Pa
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_guest_that_ends_by_itself_is_started_again_until_the_budget_is_used_up(
     tmp_path: Path, image: Path
 ) -> None:
@@ -408,6 +410,7 @@ def test_doctor_sees_containers_and_down_ends_them(tmp_path: Path, image: Path) 
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_copied_folder_is_refused_while_the_containers_of_the_first_live(
     tmp_path: Path, image: Path
 ) -> None:
@@ -474,6 +477,7 @@ class Killed(BaseException):
     """The agent dies here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["driver.disk.half", "driver.start.mounted", "driver.start.forked"])
 def test_an_agent_that_dies_between_two_steps_leaves_nothing_that_its_heir_cannot_mend(
     tmp_path: Path, image: Path, point: str
@@ -499,6 +503,7 @@ def test_an_agent_that_dies_between_two_steps_leaves_nothing_that_its_heir_canno
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_start_that_hangs_is_waited_for_and_then_ended(tmp_path: Path, image: Path) -> None:
     """Its agent is dead, and podman's client stands still: first unclear, which leads to nothing; once its
     time is over it is certain that it gets nowhere."""

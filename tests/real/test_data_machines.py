@@ -66,6 +66,7 @@ async def said(driver: QemuDriver, want: Want, text: str, seconds: float = 90.0)
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespace")
 def test_a_database_boots_keeps_its_data_and_ends_in_order(tmp_path: Path) -> None:
     images = tmp_path / "images"

@@ -136,6 +136,7 @@ def test_two_backups_requested_at_once(shop: Instance) -> None:
     shop.free()
 
 
+@pytest.mark.slow
 @proves("B12", ends="gone at once for its user; stopped, and its objects removed")
 def test_a_backup_deleted_while_it_runs(made: DatabaseCloud, shop: Instance) -> None:
     backup, holds = shop.held("copying")

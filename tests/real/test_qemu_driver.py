@@ -253,7 +253,8 @@ def test_an_agent_killed_at_any_moment_of_a_start_leaves_one_guest_or_none(
             agent.stdin.close()
             await agent.stdout.readline()
             await asyncio.sleep(delay)
-            agent.kill()
+            with contextlib.suppress(ProcessLookupError):  # on a fast machine it may have done all of it
+                agent.kill()
             await agent.wait()
             first = (await driver.look(want)).guest
             assert isinstance(first, Gone | Unclear | Running), first

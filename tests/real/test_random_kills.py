@@ -53,7 +53,7 @@ def test_twenty_kills_at_random_moments_with_instant_guests(
     make: Make, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("seed", SEED)
-    killer, worker = rampage(make("instant"), SEED, 20, every=1.0)
+    killer, worker = rampage(make("instant"), SEED, 20, every=0.6)
     assert sum(killer.kills.values()) >= 20
     assert worker.asked["create 202"] > 0
 

@@ -303,7 +303,7 @@ class DatabaseTruth:
                     self.fail(f"overdue: {row.id} was to be looked at {late:.0f} s ago")
         for row in _BACKUPS.all(tx):
             if row.ended is None:
-                self._check_age(tx, row.id)
+                self._check_age(tx, row.id, row.lease_until or 0.0)
 
     def _check_healthy(self, server_id: str, healthy: bool) -> None:
         """No longer than a silence takes to be noticed."""
@@ -314,11 +314,12 @@ class DatabaseTruth:
         elif self._pretends.setdefault(server_id, now) < now - SILENT:
             self.fail(f"claimed without a fact: {server_id} shows HEALTHY, and no server answers in it")
 
-    def _check_age(self, tx: Tx, backup_id: str) -> None:
+    def _check_age(self, tx: Tx, backup_id: str, leased: float) -> None:
+        """A step in work has an owner and a lease; who finds its owner dead begins anew when that is over."""
         row = load_backup(tx, backup_id)
         assert row is not None
         spare = SPARE if self._world.engine.fair else SPARE + MANY
-        if tx.now.lease > longest(row.backup, spare):
+        if tx.now.lease > max(longest(row.backup, spare), leased + spare):
             self.fail(f"stuck: backup {backup_id} has not ended {tx.now.lease - row.backup.created:.0f} s on")
 
     # --- at rest
