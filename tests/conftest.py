@@ -17,6 +17,14 @@ from unstuck.store.engine import Store, Tx
 from unstuck.store.schema import metadata
 
 
+@pytest.fixture(autouse=True)
+def _same_umask() -> Iterator[None]:
+    """Commands that a test calls in its own process narrow it, and the next test would suffer from it."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[own.Postgres]:
     """A PostgreSQL of our own, whose database ``template`` has the schema and a clock; whoever stops it
