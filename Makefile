@@ -23,7 +23,7 @@ s3: setup
 demo: setup ## the main job on a real cloud, killed at the worst moment
 	@scripts/in-netns $(BIN)/unstuck demo
 
-test: setup s3 check ## lint, types, layers, all tests but the slow ones, and beside them the simulation (8 minutes)
+test: setup s3 check ## lint, types, layers, all tests but the slow ones, and beside them the simulation (13 minutes)
 	@log=$$(mktemp); (exec nice -n 19 $(MAKE) --no-print-directory sim) > $$log 2>&1 & sim=$$!; \
 	trap 'kill $$sim 2> /dev/null || true; rm -f $$log' EXIT; code=0; \
 	$(PYTEST) -m "not slow" $(ARGS) || code=$$?; \
