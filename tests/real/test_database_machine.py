@@ -18,6 +18,7 @@ from tests.real.test_database_cloud import ask, cloud, create, healthy
 from unstuck.cli import boxes, guests
 from unstuck.cli.dbcalls import Databases
 from unstuck.host import cpio, dbimage, dbkernel
+from unstuck.host.built import file_entry
 from unstuck.host.debian import BuildError
 
 __all__ = ["cloud"]
@@ -56,7 +57,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / dbkernel.RAMDISK).open("ab") as file:
         file.write(archive.packed())  # the kernel unpacks one archive after the other
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["ramdisk"] = dbimage._entry(folder / dbkernel.RAMDISK, "ari")
+    manifest["files"]["ramdisk"] = file_entry(folder / dbkernel.RAMDISK, "ari")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import os
-import platform
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from unstuck.host import dbbase, dbkernel
+from unstuck.host import built, dbbase, dbkernel
 from unstuck.host.debian import BuildError, run
 
 FORMAT: Final = 1
@@ -57,11 +54,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("outdir", type=Path)
     arguments = parser.parse_args(argv)
     try:
-        built = build(arguments.outdir)
+        made = build(arguments.outdir)
     except BuildError as error:
         print(f"{DATASTORE} image: {error}", file=sys.stderr)
         return 1
-    print(f"{DATASTORE} image: {'built' if built else 'up to date'} in {arguments.outdir}")
+    print(f"{DATASTORE} image: {'built' if made else 'up to date'} in {arguments.outdir}")
     return 0
 
 
@@ -73,13 +70,8 @@ def default_folder() -> Path:
 
 def build(outdir: Path) -> bool:
     """Makes ``outdir`` hold the current image; False if it already did. Two builders at once take turns."""
-    if platform.machine() != "x86_64":
-        raise BuildError(f"only built for x86_64, this machine is {platform.machine()}")
-    outdir = outdir.absolute()
-    outdir.parent.mkdir(parents=True, exist_ok=True)
-    os.umask(0o022)  # a guest's users have to read what is made here
-    with (outdir.parent / f".{outdir.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with built.building(outdir) as outdir:
+        os.umask(0o022)  # a guest's users have to read what is made here
         sources = _sources()
         wheels = _wheels()
         base = dbbase.ensure(outdir.parent, DATASTORE)
@@ -100,28 +92,19 @@ def build(outdir: Path) -> bool:
                 "format": FORMAT, "name": DATASTORE, "datastore": DATASTORE, "version": base.version,
                 "release": base.release, "architecture": "x86_64", **wanted,
                 "files": {
-                    "root": _entry(finished / FILE, "raw"),
-                    "kernel": _entry(finished / dbkernel.KERNEL, "aki"),
-                    "ramdisk": _entry(finished / dbkernel.RAMDISK, "ari"),
+                    "root": built.file_entry(finished / FILE, "raw"),
+                    "kernel": built.file_entry(finished / dbkernel.KERNEL, "aki"),
+                    "ramdisk": built.file_entry(finished / dbkernel.RAMDISK, "ari"),
                 },
             }  # fmt: skip
             (finished / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-            _replace(finished, outdir, Path(work) / "old")
+            built.replace(finished, outdir)
     return True
 
 
 def read_manifest(outdir: Path) -> dict[str, Any] | None:
     """The manifest of a finished image that is there and whole, else None."""
-    try:
-        manifest: dict[str, Any] = json.loads((outdir / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            return None
-        for entry in manifest["files"].values():
-            if _sha512(outdir / entry["name"]) != entry["sha512"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return manifest
+    return built.read_manifest(outdir, FORMAT)
 
 
 def _sources() -> dict[str, bytes]:
@@ -185,31 +168,6 @@ def pack(tree: Path, target: Path) -> None:
         *("mksquashfs", str(tree), str(target), "-noappend", "-no-progress", "-quiet", "-no-xattrs"),
         *("-comp", "zstd", "-Xcompression-level", "3", "-b", "128K", "-mkfs-time", EPOCH, "-all-time", EPOCH),
     ])  # fmt: skip
-
-
-def _entry(path: Path, disk_format: str) -> dict[str, Any]:
-    container = "bare" if disk_format == "raw" else disk_format
-    return {
-        "name": path.name, "disk_format": disk_format, "container_format": container,
-        "size": path.stat().st_size, "sha512": _sha512(path),
-    }  # fmt: skip
-
-
-def _sha512(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha512").hexdigest()
-
-
-def _replace(finished: Path, outdir: Path, old: Path) -> None:
-    """Two renames; a death between them leaves no image, and the next build makes it."""
-    for path in finished.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if outdir.exists():
-        outdir.rename(old)
-    finished.rename(outdir)
-    if old.exists():
-        shutil.rmtree(old)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,16 @@ Debian packages that apt downloads (no root, nothing is installed): nothing else
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import importlib.resources
 import json
 import os
-import platform
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from unstuck.host import cpio, vmlinux
+from unstuck.host import built, cpio, vmlinux
 from unstuck.host.debian import BuildError, Package, candidate, depends, run, unpacked
 from unstuck.host.modules import Modules
 
@@ -56,22 +53,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("outdir", type=Path)
     arguments = parser.parse_args(argv)
     try:
-        built = build(arguments.outdir)
+        made = build(arguments.outdir)
     except BuildError as error:
         print(f"tiny image: {error}", file=sys.stderr)
         return 1
-    print(f"tiny image: {'built' if built else 'up to date'} in {arguments.outdir}")
+    print(f"tiny image: {'built' if made else 'up to date'} in {arguments.outdir}")
     return 0
 
 
 def build(outdir: Path) -> bool:
     """Makes ``outdir`` hold the current image; False if it already did. Two builders at once take turns."""
-    if platform.machine() != "x86_64":
-        raise BuildError(f"only built for x86_64, this machine is {platform.machine()}")
-    outdir = outdir.absolute()
-    outdir.parent.mkdir(parents=True, exist_ok=True)
-    with (outdir.parent / f".{outdir.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with built.building(outdir) as outdir:
         sources = _guest_sources()
         packages = _packages()
         if _is_current(outdir, sources, packages):
@@ -81,22 +73,13 @@ def build(outdir: Path) -> bool:
         with tempfile.TemporaryDirectory(prefix=f".{outdir.name}.new-", dir=outdir.parent) as work:
             finished = Path(work) / "image"
             _assemble(Path(work), finished, sources, packages)
-            _replace(finished, outdir)
+            built.replace(finished, outdir)
     return True
 
 
 def read_manifest(outdir: Path) -> dict[str, Any] | None:
-    """The manifest of a finished image whose files are all there and whole, else None."""
-    try:
-        manifest: dict[str, Any] = json.loads((outdir / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            return None
-        for entry in manifest["files"].values():
-            if _sha512(outdir / entry["name"]) != entry["sha512"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return manifest
+    """The manifest of a finished image that is there and whole, else None."""
+    return built.read_manifest(outdir, FORMAT)
 
 
 def _is_current(outdir: Path, sources: dict[str, bytes], packages: list[Package] | None) -> bool:
@@ -153,28 +136,12 @@ def _assemble(work: Path, finished: Path, sources: dict[str, bytes], packages: l
         "sources": _digest(sources),
         "packages": {package.name: package.version for package in packages},
         "files": {
-            "kernel": _entry(finished / "vmlinux", "aki"),
-            "ramdisk": _entry(finished / "initrd", "ari"),
-            "disk": _entry(finished / "disk.raw", "raw"),
+            "kernel": built.file_entry(finished / "vmlinux", "aki"),
+            "ramdisk": built.file_entry(finished / "initrd", "ari"),
+            "disk": built.file_entry(finished / "disk.raw", "raw"),
         },
     }
     (finished / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def _entry(path: Path, disk_format: str) -> dict[str, Any]:
-    container = "bare" if disk_format == "raw" else disk_format
-    return {
-        "name": path.name,
-        "disk_format": disk_format,
-        "container_format": container,
-        "size": path.stat().st_size,
-        "sha512": _sha512(path),
-    }
-
-
-def _sha512(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha512").hexdigest()
 
 
 def _module_folder(tree: Path, release: str) -> Path:
@@ -236,19 +203,6 @@ def _make_disk(work: Path, target: Path) -> None:
         ["mke2fs", "-q", "-F", "-t", "ext4", *options, "-d", str(content), str(target)],
         extra={"E2FSPROGS_FAKE_TIME": "1", "SOURCE_DATE_EPOCH": "1"},
     )
-
-
-def _replace(finished: Path, outdir: Path) -> None:
-    """Two renames; a death between them leaves no image, and the next build makes it."""
-    old = finished.parent / "old"
-    for path in finished.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if outdir.exists():
-        outdir.rename(old)
-    finished.rename(outdir)
-    if old.exists():
-        shutil.rmtree(old)
 
 
 if __name__ == "__main__":
