@@ -39,6 +39,7 @@ from unstuck.core.backup.data import (
     Unanswered,
     Verified,
 )
+from unstuck.core.backup.explain import explain
 from unstuck.core.backup.status import status
 
 NOW = 1000.0
@@ -93,6 +94,17 @@ def test_every_phase_has_a_limit_of_its_own_for_standing_still(phase: Phase) -> 
     plan = plan_backup(hung, NOW + limit)
     assert isinstance(plan, NextAttempt)
     assert f"nothing moved for {limit:.0f} s" in plan.reason
+
+
+def test_what_the_blob_store_said_is_in_the_reason_and_forgotten_once_it_takes_pieces() -> None:
+    limit = TAKEN.limits.stalls[Phase.UPLOADING]
+    full = change.renew(TAKEN, "n1", 7, Phase.UPLOADING, 9, limit, NOW + limit, "507 full")
+    assert "9 bytes so far: 507 full" in explain(full, NOW + limit - 1).why
+    plan = plan_backup(change.store_said(full, Absent(1)), NOW + limit)
+    assert isinstance(plan, NextAttempt)
+    assert plan.reason == f"it waited for the blob store and nothing moved for {limit:.0f} s: 507 full"
+    goes_on = change.renew(full, "n1", 7, Phase.COPYING, 9, 0.0, NOW + limit)
+    assert "507" not in explain(goes_on, NOW + limit).why
 
 
 def test_an_agent_that_is_heard_but_does_not_work_is_not_alive() -> None:

@@ -44,15 +44,16 @@ def claim(backup: Backup, nonce: str, incarnation: int, now: float) -> Backup:
 
 
 def renew(
-    backup: Backup, nonce: str, incarnation: int, phase: Phase, size: int, idle: float, now: float
-) -> Backup:
+    backup: Backup, nonce: str, incarnation: int, phase: Phase, size: int, idle: float, now: float,
+    put_off: str = "",
+) -> Backup:  # fmt: skip
     """The agent lives; ``idle`` is the age of its last progress in seconds, by its own count."""
     attempt = _mine(backup, nonce, incarnation)
     assert attempt.claimed is not None
     before = attempt.claimed
     # Never back: a word that was delayed on its way would make work look older than it is.
     moved = max(before.moved, now - max(idle, 0.0))
-    claimed = Claimed(incarnation, now, moved, phase, max(size, before.bytes))
+    claimed = Claimed(incarnation, now, moved, phase, max(size, before.bytes), put_off)
     return _with(backup, attempt, claimed=claimed)
 
 
