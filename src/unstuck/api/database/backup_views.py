@@ -63,18 +63,25 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "bytes": _bytes(row),
         "idle_seconds": _idle(backup, now),
         "claimed": claimed is not None,
-        "deadlines": {
-            "claim": backup.limits.claim,
-            "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
-            "verify": backup.limits.verify,
-            "unknown": backup.limits.unknown,
-            "total": backup.limits.total,
-        },
+        "deadlines": _deadlines(backup),
         "cancelled": backup.cancelled,
         "stopping": stop_wanted(backup) if backup.ended is None else None,
         "location": row.location,
         "instance_name": row.instance_name,
         "retry_of": row.retry_of,
+    }
+
+
+def _deadlines(backup: Backup) -> dict[str, Any] | None:
+    """Seconds; after the end nothing is waited for any more."""
+    if backup.ended is not None:
+        return None
+    return {
+        "claim": backup.limits.claim,
+        "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
+        "verify": backup.limits.verify,
+        "unknown": backup.limits.unknown,
+        "total": backup.limits.total,
     }
 
 

@@ -105,6 +105,13 @@ def verifying(backup: Backup, now: float) -> Backup:
     return backup if backup.ended is not None else msgspec.structs.replace(backup, verify_since=since)
 
 
+def verifier_vanished(backup: Backup, now: float) -> Backup:
+    """A controller's lease is over and it has said nothing. Its successor tries; then the deadline counts."""
+    if backup.ended is not None or backup.verify_since is None or backup.verdict is not None:
+        return backup
+    return msgspec.structs.replace(backup, verdict=Unanswered(now, "the controller that asked has vanished"))
+
+
 def verified(backup: Backup, verdict: Verified | Rotten | Unanswered) -> Backup:
     if backup.ended is not None:
         return backup

@@ -194,11 +194,12 @@ def _verifying(backup: Backup, now: float) -> Plan:
             return End(Ended(Ending.COMPLETED, ""))
         case Rotten(reason):
             return _rotten(backup, reason)
-        case Unanswered() | None:
+        case None:
+            return _verify_again(backup)  # nobody has tried to its end: that is not the backup's fault
+        case Unanswered(_, reason):
             assert backup.verify_since is not None
             if now >= backup.verify_since + backup.limits.verify:
-                why = f": {backup.verdict.reason}" if backup.verdict is not None else ""
-                return End(Ended(Ending.FAILED, f"it could not be verified in time{why}"))
+                return End(Ended(Ending.FAILED, f"it could not be verified in time: {reason}"))
             return _verify_again(backup)
         case _ as never:
             assert_never(never)
