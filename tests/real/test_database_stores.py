@@ -101,7 +101,7 @@ def test_a_store_that_answers_5xx(made: DatabaseCloud, shop: Instance, far: Far,
     made.settings(uploading=5.0, attempts=2)
     far.use()
     with far.proxy.doing(status, "PUT"):
-        shop.failed(shop.request(), f"the blob store.*{status}")
+        shop.failed(shop.request(), f"the blob store.*it answered {status}")
     far.only_complete()
     shop.completed(shop.request("far"))
     made.send_home()
@@ -151,7 +151,7 @@ def test_a_store_that_refuses_the_credentials_for_good(
         backup = backup or shop.request()
         for hold in holds:
             hold.go_on()
-        shop.failed(backup, "the blob store.*403")
+        shop.failed(backup, "the blob store.*it answered 403 Forbidden")
     far.only_complete()
     made.send_home()
     shop.free()
