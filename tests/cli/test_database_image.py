@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.test_up_and_down import Cli
 
+from unstuck.cli.checks import Check
 from unstuck.cli.cloud import Cloud, connect
 from unstuck.cli.dbimage import register
 from unstuck.cli.errors import CliError
@@ -72,6 +74,48 @@ def test_registering_makes_one_version_whose_image_follows_its_content(cli: Cli,
         (first / "vmlinux").write_bytes(b"other bytes")
         with pytest.raises(CliError, match="is damaged; build it again: unstuck image build postgresql"):
             register(cloud, first)
+
+
+def test_doctor_says_what_keeps_databases_from_being_made_and_registering_again_mends_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    built = image(tmp_path / "first", "one")
+    cli.up()
+
+    def said(name: str, code: int = 0) -> Check:
+        checks = msgspec.convert(
+            json.loads(cli.run("doctor", "-o", "json", code=code))["checks"], list[Check]
+        )
+        return next(check for check in checks if check.name == name)
+
+    assert said("databases").level == "note"
+    assert "no datastore version is registered" in said("databases").detail
+    with connect(cli.state) as cloud:
+        register(cloud, built)
+        assert said("postgresql 15").level == "ok"
+
+        (version,) = versions(cloud)
+        path = f"/image/v2/images/{version['image']}"
+        patch = [{"op": "replace", "path": "/min_ram", "value": 0}]
+        kind = {"content-type": "application/openstack-images-v2.1-json-patch"}
+        cloud.ask("PATCH", path, json=patch, headers=kind)
+        assert said("postgresql 15").level == "note"
+        assert "128 MiB" in said("postgresql 15").detail
+        register(cloud, built)
+        assert cloud.get(path)["min_ram"] == 128
+        assert said("postgresql 15").level == "ok"
+
+        cloud.ask("POST", f"{path}/actions/deactivate")
+        assert "is deactivated" in said("postgresql 15", 1).detail
+        cloud.ask("POST", f"{path}/actions/reactivate")
+        kernel = cloud.get(path)["kernel_id"]
+        (data,) = (cli.state.root / "blobs" / "images").glob(f"{kernel}.*")
+        data.rename(tmp_path / "elsewhere")
+        assert f"openstack image delete {kernel}" in said("postgresql 15", 1).remedy
+        cloud.ask("DELETE", f"/image/v2/images/{kernel}")
+        assert "was deleted" in said("postgresql 15", 1).detail
+        register(cloud, built)
+        assert said("postgresql 15").level == "ok"
 
 
 def test_the_tiny_image_is_not_registered(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from unstuck.runtime.state import State
 
 _PARTS = ("kernel", "ramdisk")
 
-_LEAST_MB = 128
+LEAST_MB = 128
 """MiB. In 64 the kernel ends initdb, in 128 an instance becomes healthy (measured with PostgreSQL 15)."""
 
 
@@ -41,7 +41,9 @@ def register(cloud: Cloud, folder: Path) -> str:
     for role in _PARTS:
         if role in files:
             parts[f"{role}_id"] = _upload(cloud, datastore, role, files[role], folder, {})
-    image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": _LEAST_MB})
+    says = {**parts, "min_ram": LEAST_MB}
+    image = _upload(cloud, datastore, "root", files["root"], folder, says)
+    _mend(cloud, image, says)
     _set_version(cloud, datastore, server.partition(".")[0], server, image)
     return server.partition(".")[0]
 
@@ -52,6 +54,20 @@ def _upload(
     """Named by its content: what changed is another image."""
     name = f"{datastore}-{role}-{entry['sha512'][:12]}"
     return upload_one(cloud, name, entry, folder / entry["name"], more, visibility="private")
+
+
+def _mend(cloud: Cloud, image: str, says: dict[str, Any]) -> None:
+    """One that was there already may have been uploaded by an earlier version, which did not say how much
+    memory it needs, or name a kernel that was deleted since."""
+    found = cloud.get(f"/image/v2/images/{image}")
+    patch = [
+        {"op": "add", "path": f"/{key}", "value": value}
+        for key, value in says.items()
+        if found.get(key) != value
+    ]
+    if patch:
+        headers = {"content-type": "application/openstack-images-v2.1-json-patch"}
+        cloud.ask("PATCH", f"/image/v2/images/{image}", json=patch, headers=headers)
 
 
 def _set_version(cloud: Cloud, datastore: str, name: str, server: str, image: str) -> None:
