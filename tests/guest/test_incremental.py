@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import pytest
 
 from tests.guest.guest import Guest, anna
 from tests.guest.host_double import wait_for
@@ -92,27 +91,24 @@ def test_a_chain_needs_room_for_all_of_it(guests: Callable[[], Guest]) -> None:
     assert not other.host.fetched
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_parent_that_does_not_fit_ends_the_attempt_for_good(guest: Guest) -> None:
+    _with_table(guest)
+    content = guest.back_up("n1")
+    unfit: list[tuple[dict[str, object], str]] = [
         ({"system_identifier": "7"}, "system 7"),
         ({"stop": {"timeline": 9, "lsn": "0/1"}}, "timeline 9"),
         ({"stop": {"timeline": 1, "lsn": "FF/0"}}, "before that"),
         ({"stop": {"timeline": 1, "lsn": "0/1"}}, "not on the volume any more"),
-    ],
-)
-def test_a_parent_that_does_not_fit_ends_the_attempt_for_good(
-    guest: Guest, change: dict[str, object], words: str
-) -> None:
-    _with_table(guest)
-    content = guest.back_up("n1")
-    assert guest.host.want is not None
-    fields = msgspec.to_builtins(content) | {"chunks": ()} | change
-    backup = guest.backup_want(
-        "n2", generation="generation-1", since=Parent("backup-1", "n1"),
-        since_content=msgspec.convert(fields, Content),
-    )  # fmt: skip
-    guest.host.wants(msgspec.structs.replace(guest.host.want, backup=backup))
-    gave = wait_for(lambda: guest.host.gave_up.get("n2"), 30)
-    assert gave.final
-    assert words in gave.reason
+    ]
+    for number, (change, words) in enumerate(unfit):
+        nonce = f"child{number}"
+        fields = msgspec.to_builtins(content) | {"chunks": ()} | change
+        backup = guest.backup_want(
+            nonce, generation="generation-1", since=Parent("backup-1", "n1"),
+            since_content=msgspec.convert(fields, Content),
+        )  # fmt: skip
+        assert guest.host.want is not None
+        guest.host.wants(msgspec.structs.replace(guest.host.want, backup=backup))
+        gave = wait_for(lambda nonce=nonce: guest.host.gave_up.get(nonce), 30)
+        assert gave.final
+        assert words in gave.reason
