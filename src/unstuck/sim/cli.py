@@ -1,181 +1,32 @@
-"""``unstuck sim exhaustive|random|replay``: one JSON line per mode, and a readable timeline per seed."""
+"""``unstuck sim exhaustive|pairs|random|replay|shrink``: one JSON line per mode, and a readable timeline."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import logging
-import multiprocessing
 import os
-import random
-import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
-import msgspec
-import structlog
-
-from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
-from unstuck.sim.engine import Fault
-from unstuck.sim.runner import Verdict, applicable, simulate, unlike_effects
-from unstuck.sim.scenarios import SCENARIOS, SLOW
-from unstuck.sim.setback import (
-    DATABASE_SETBACK,
-    JUMP_SCENARIOS,
-    JUMPS,
-    SETBACK_SCENARIOS,
-    Jump,
-    Setback,
-    database_setbacks,
-    setbacks,
+from unstuck.sim.campaign import Named, Summary, quiet, run_all
+from unstuck.sim.cases import (
+    EXHAUSTIVE_EVERY,
+    Case,
+    database_cases,
+    exhaustive_cases,
+    parse_case,
+    random_case,
+    setback_cases,
 )
+from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
+from unstuck.sim.pairs import run_pairs
+from unstuck.sim.runner import Verdict
+from unstuck.sim.scenarios import SCENARIOS
+from unstuck.sim.setback import DATABASE_SETBACK, JUMP_SCENARIOS, SETBACK_SCENARIOS
+from unstuck.sim.shrink import shrink
 
-SHOWN = 5
-SETBACK_EVERY = 20
-"""Every so many-th seed is a store that is set back; no other fault is mixed in."""
-
-DATABASE_EVERY = 41
-"""Every so many-th seed is a scenario with databases."""
-EXHAUSTIVE_EVERY = 37
-"""``exhaustive`` tries every so many-th fault at databases, unless it is told otherwise: a prime, so that
-the kinds of faults take turns."""
-
-
-class Case(msgspec.Struct, frozen=True):
-    """One schedule, small enough to be written down: ``name`` is what ``replay`` takes."""
-
-    name: str
-    scenario: str
-    seed: int | None
-    faults: dict[int, Fault | None]
-    hosts: int = 1
-    setback: Setback | None = None
-    jump: Jump | None = None
-
-    def run(self, *, tracing: bool = False) -> Verdict:
-        return simulate(
-            self.scenario, seed=self.seed, faults=self.faults, tracing=tracing, hosts=self.hosts,
-            setback=self.setback, jump=self.jump,
-        )  # fmt: skip
-
-
-class Summary(msgspec.Struct, frozen=True):
-    mode: str
-    scenarios: int
-    effects: int
-    schedules: int
-    violations: int
-    seconds: float
-
-
-def exhaustive_cases(
-    scenarios: Iterable[str], seen: set[tuple[str, str, int]] | None = None
-) -> Iterator[Case]:
-    """Every fault that can happen, at every effect of every scenario, in fair order."""
-    for scenario in scenarios:
-        for number, process, name in unlike_effects(scenario, seen):
-            for fault in applicable(process, name):
-                yield Case(f"{scenario}:{number}:{fault.value}", scenario, None, {number: fault})
-
-
-def database_cases(every: int = 1, scenarios: Iterable[str] = tuple(DATABASE_SCENARIOS)) -> Iterator[Case]:
-    """The same for databases: every so many-th of them, and each effect in the same world only once."""
-    yield from itertools.islice(exhaustive_cases(scenarios, set()), 0, None, every)
-
-
-def setback_cases() -> Iterator[Case]:
-    """The store set back at every commit, by several distances; the clock jumping at every effect."""
-    for scenario in SETBACK_SCENARIOS:
-        one, two = simulate(scenario).commits, simulate(scenario, hosts=2).commits
-        for hosts, plan in setbacks(one, two):
-            yield _setback_case(scenario, hosts, plan)
-    for plan in database_setbacks(simulate(DATABASE_SETBACK).commits):
-        yield _setback_case(DATABASE_SETBACK, 1, plan)
-    for scenario in JUMP_SCENARIOS:
-        for number, _, _ in unlike_effects(scenario):
-            jump = Jump(number, JUMPS[number % len(JUMPS)])
-            name = f"{scenario}:{number}:jump:{jump.seconds:.0f}"
-            yield Case(name, scenario, None, {}, jump=jump)
-
-
-def _setback_case(scenario: str, hosts: int, plan: Setback) -> Case:
-    flags = "".join(flag if on else "-" for flag, on in _flags(plan))
-    name = f"{scenario}:setback:{hosts}:{plan.copy}:{plan.back}:{flags}:{plan.silent:.0f}"
-    return Case(name, scenario, None, {}, hosts, plan)
-
-
-def _flags(plan: Setback) -> list[tuple[str, bool]]:
-    return [("r", plan.record), ("i", plan.impatient), ("h", plan.hasty)]
-
-
-def _setback_by_seed(seed: int, rng: random.Random) -> Case:
-    copy = rng.randint(0, 30)
-    silent = rng.choice((0.0, 0.0, 40.0))
-    record = rng.random() < 0.5
-    hosts = 2 if silent else rng.randint(1, 2)
-    plan = Setback(copy, copy + rng.randint(1, 30), record, rng.random() < 0.5, silent, rng.random() < 0.3)
-    return Case(str(seed), rng.choice(SETBACK_SCENARIOS), seed, {}, hosts, plan)
-
-
-def random_case(seed: int) -> Case:
-    """A schedule from a seed: scenario, order, up to four faults at random effects, timing."""
-    rng = random.Random(seed)
-    if seed % SETBACK_EVERY == 0:
-        return _setback_by_seed(seed, rng)
-    if seed % DATABASE_EVERY == 0:
-        # Half of them is anything at any time.
-        scenario = rng.choice([*DATABASE_SCENARIOS, *["chaos_of_databases"] * len(DATABASE_SCENARIOS)])
-        return Case(str(seed), scenario, seed, {rng.randint(1, 200): None for _ in range(rng.randint(0, 4))})
-    # The scenarios that wait long cost ten times the others: they come up less often.
-    scenario = rng.choices(sorted(SCENARIOS), [1 if name in SLOW else 6 for name in sorted(SCENARIOS)])[0]
-    span = 110 if scenario == "whole_life" else 70
-    faults: dict[int, Fault | None] = {rng.randint(1, span): None for _ in range(rng.randint(0, 4))}
-    return Case(str(seed), scenario, seed, faults)
-
-
-def parse_case(name: str) -> Case:
-    """The case that a line of the report names: a seed, ``scenario:effect:fault[:effect:fault]``,
-    ``scenario:setback:hosts:copy:back:flags:silent`` or ``scenario:effect:jump:seconds``."""
-    if name.isdigit():
-        return random_case(int(name))
-    scenario, *rest = name.split(":")
-    if len(rest) == 6 and rest[0] == "setback" and scenario in (*SETBACK_SCENARIOS, DATABASE_SETBACK):
-        hosts, copy, back, flags, silent = rest[1:]
-        plan = Setback(int(copy), int(back), "r" in flags, "i" in flags, float(silent), "h" in flags)
-        return _setback_case(scenario, int(hosts), plan)
-    if len(rest) == 3 and rest[1] == "jump" and scenario in JUMP_SCENARIOS:
-        return Case(name, scenario, None, {}, jump=Jump(int(rest[0]), float(rest[2])))
-    if scenario not in {*SCENARIOS, *DATABASE_SCENARIOS} or len(rest) % 2:
-        raise ValueError(f"no such schedule: {name}")
-    pairs = zip(rest[::2], rest[1::2], strict=True)
-    return Case(name, scenario, None, {int(number): Fault(fault) for number, fault in pairs})
-
-
-def run_case(case: Case) -> tuple[str, int, tuple[str, ...]]:
-    verdict = case.run()
-    return case.name, verdict.effects, verdict.violations
-
-
-def _quiet() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-
-
-def run_all(mode: str, cases: Iterable[Case], jobs: int, scenarios: int) -> Summary:
-    """Run every case on ``jobs`` processes; prints the first violations and then the JSON line."""
-    began = time.monotonic()
-    effects = schedules = violations = 0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=_quiet) as pool:
-        for name, count, wrong in pool.imap_unordered(run_case, cases, chunksize=20):
-            effects += count
-            schedules += 1
-            if wrong:
-                violations += 1
-                if violations <= SHOWN:
-                    print(f"violation in {name}: {'; '.join(wrong)}", file=sys.stderr, flush=True)
-    summary = Summary(mode, scenarios, effects, schedules, violations, round(time.monotonic() - began, 1))
-    print(msgspec.json.encode(summary).decode(), flush=True)
-    return summary
+BLOCK = 1000
+"""Seeds of one part of a campaign."""
 
 
 def replay(name: str) -> Verdict:
@@ -189,8 +40,46 @@ def replay(name: str) -> Verdict:
     return verdict
 
 
-def main(argv: list[str]) -> int:
-    """Exit status 1 if anything was violated."""
+def _smaller(name: str) -> bool:
+    case, violations = shrink(parse_case(name))
+    print(f"{case.name}: {'; '.join(violations) or 'no violation'}")
+    return not violations
+
+
+def _by_scenario(cases: Iterable[Case]) -> Iterator[Named]:
+    return ((case.scenario, case) for case in cases)
+
+
+def _seeds(first: int, count: int) -> Iterator[Named]:
+    for seed in range(first, first + count):
+        start = first + (seed - first) // BLOCK * BLOCK
+        yield f"{start} to {min(start + BLOCK, first + count) - 1}", random_case(seed)
+
+
+def _exhaustive(options: argparse.Namespace) -> list[Summary]:
+    every, databases, state = max(options.every, 1), max(options.databases_every, 1), options.state
+    chosen = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, every)
+    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
+    suffix = "" if every == 1 else f", every {every}th"
+    data_suffix = "" if databases == 1 else f", every {databases}th"
+    data = _by_scenario(database_cases(databases))
+    return [
+        run_all(f"exhaustive{suffix}", _by_scenario(chosen), options.jobs, len(SCENARIOS), state),
+        run_all("setback", _by_scenario(setback_cases()), options.jobs, scenarios, state),
+        run_all(f"databases{data_suffix}", data, options.jobs, len(DATABASE_SCENARIOS), state),
+    ]
+
+
+def _pairs(options: argparse.Namespace) -> list[Summary]:
+    return [run_pairs(options.scenarios or SCENARIOS, options.jobs, max(options.every, 1), options.state)]
+
+
+def _random(options: argparse.Namespace) -> list[Summary]:
+    seeds = _seeds(options.seed, options.schedules)
+    return [run_all("random", seeds, options.jobs, len(SCENARIOS) + len(DATABASE_SCENARIOS), options.state)]
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="unstuck sim", description=__doc__)
     modes = parser.add_subparsers(dest="mode", required=True)
     every = modes.add_parser("exhaustive", help="every fault at every effect of every scenario")
@@ -202,28 +91,42 @@ def main(argv: list[str]) -> int:
         "--databases-every", type=int, default=EXHAUSTIVE_EVERY, metavar="N",
         help="try every Nth fault in scenarios with databases (1: all)",
     )  # fmt: skip
+    pairs = modes.add_parser("pairs", help="every second fault after every first one, in each world once")
+    pairs.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help="default: all without databases",
+    )  # fmt: skip
+    pairs.add_argument("--every", type=int, default=1, metavar="N", help="after every Nth first fault")
     some = modes.add_parser("random", help="random schedules by seed")
     some.add_argument("--schedules", type=int, default=20_000)
     some.add_argument("--seed", type=int, default=1, help="the first seed")
-    for mode in (every, some):
+    for mode in (every, pairs, some):
         mode.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    one = modes.add_parser("replay", help="the timeline of one schedule")
-    one.add_argument("name", help="a seed, or scenario:effect:fault")
+        mode.add_argument(
+            "--state", type=Path, metavar="FILE",
+            help="keep there what is done, and go on from there; other code begins anew",
+        )  # fmt: skip
+    for name, words in (("replay", "the timeline of one schedule"), ("shrink", "the faults that matter")):
+        modes.add_parser(name, help=words).add_argument("name", help="a seed, or scenario:effect:fault")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 1 if anything was violated."""
+    parser = _parser()
     options = parser.parse_args(argv)
-    _quiet()
-    if options.mode == "replay":
+    quiet()
+    if options.mode in ("replay", "shrink"):
         try:
             parse_case(options.name)
         except ValueError as error:
             parser.error(f"{error}; it is a seed (a number), or scenario:effect:fault as a report names it")
+        if options.mode == "shrink":
+            return 0 if _smaller(options.name) else 1
         return 1 if replay(options.name).violations else 0
-    if options.mode == "random":
-        cases = map(random_case, range(options.seed, options.seed + options.schedules))
-        return 1 if run_all("random", cases, options.jobs, len(SCENARIOS)).violations else 0
-    chosen = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, max(options.every, 1))
-    faults = run_all("exhaustive", chosen, options.jobs, len(SCENARIOS))
-    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
-    back = run_all("setback", setback_cases(), options.jobs, scenarios)
-    some_of_all = database_cases(max(options.databases_every, 1))
-    data = run_all("databases", some_of_all, options.jobs, len(DATABASE_SCENARIOS))
-    return 1 if faults.violations or back.violations or data.violations else 0
+    unknown = {*(options.scenarios if options.mode == "pairs" else ())} - {*SCENARIOS, *DATABASE_SCENARIOS}
+    if unknown:
+        parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
+    run: Callable[[argparse.Namespace], list[Summary]] = {
+        "exhaustive": _exhaustive, "pairs": _pairs, "random": _random,
+    }[options.mode]  # fmt: skip
+    return 1 if any(summary.violations for summary in run(options)) else 0
