@@ -31,34 +31,61 @@ class Planted(msgspec.Struct, frozen=True):
 
 
 PLANTED = (
-    Planted(servers.unknown_is_read_as_absent, "delete_while_starting", "?"),
-    Planted(servers.the_disk_is_not_recorded_before_the_start, "create", "?"),
-    Planted(servers.a_recorded_disk_that_is_missing_is_made_again, "create", "?"),
-    Planted(servers.the_next_look_is_left_out, "host_dies_in_delete", "?"),
+    Planted(servers.unknown_is_read_as_absent, "delete_while_starting", "removed under its living guest"),
+    Planted(servers.the_disk_is_not_recorded_before_the_start, "create", "did not become ACTIVE"),
+    Planted(servers.a_recorded_disk_that_is_missing_is_made_again, "create", "was made again, empty"),
+    Planted(servers.the_next_look_is_left_out, "host_dies_in_delete", "did not become DELETED"),
     Planted(
-        servers.registration_without_compare_and_swap, "stop_and_start", "?", schedules.late_registration
+        servers.registration_without_compare_and_swap,
+        "stop_and_start",
+        "did not become SHUTOFF",
+        schedules.late_registration,
     ),
-    Planted(servers.a_lost_report_counts_as_sent, "create", "?"),
-    Planted(servers.the_build_overtakes_the_delete, "create_and_delete", "?"),
-    Planted(servers.the_address_is_freed_before_the_host_is_clean, "delete_on_a_dead_host", "?"),
-    Planted(servers.notifications_carry_the_work, "create", "?"),
-    Planted(setbacks.the_generation_is_not_compared, "stop_and_start", "?", schedules.fair),
-    Planted(setbacks.addresses_in_use_are_not_held_back, "create", "?", schedules.in_any_order),
-    Planted(setbacks.what_a_silent_host_may_hold_is_placed_again, "create", "?", schedules.in_any_order),
-    Planted(setbacks.nobody_waits_for_what_hosts_say, "create", "?", schedules.with_the_record),
-    Planted(setbacks.a_newcomer_keeps_an_address_in_use, "one_after_another", "?", schedules.with_the_record),
+    Planted(servers.a_lost_report_counts_as_sent, "create", "but BUILD"),
+    Planted(servers.the_build_overtakes_the_delete, "create_and_delete", "not at rest"),
+    Planted(servers.the_address_is_freed_before_the_host_is_clean, "delete_on_a_dead_host", "left over"),
+    Planted(servers.notifications_carry_the_work, "create", "but BUILD"),
+    Planted(
+        setbacks.the_generation_is_not_compared, "stop_and_start", "address given to two", schedules.fair
+    ),
+    Planted(
+        setbacks.addresses_in_use_are_not_held_back, "create", "address given to two", schedules.in_any_order
+    ),
+    Planted(
+        setbacks.what_a_silent_host_may_hold_is_placed_again,
+        "create",
+        "was made again, empty",
+        schedules.in_any_order,
+    ),
+    Planted(setbacks.nobody_waits_for_what_hosts_say, "create", "left over", schedules.with_the_record),
+    Planted(
+        setbacks.a_newcomer_keeps_an_address_in_use,
+        "one_after_another",
+        "address given to two",
+        schedules.with_the_record,
+    ),
     Planted(
         setbacks.what_nobody_was_seen_to_have_is_gone_at_once_when_deleted,
         "create",
-        "?",
+        "left over",
         schedules.with_the_record,
     ),
-    Planted(setbacks.a_lost_start_is_not_adopted, "stop_and_start", "?", schedules.fair),
-    Planted(setbacks.the_addresses_of_adopted_servers_are_free, "one_after_another", "?", schedules.fair),
+    Planted(setbacks.a_lost_start_is_not_adopted, "stop_and_start", "nobody asked for that", schedules.fair),
     Planted(
-        setbacks.what_the_store_had_lost_is_deleted_when_accepted, "one_after_another", "?", schedules.fair
+        setbacks.the_addresses_of_adopted_servers_are_free,
+        "one_after_another",
+        "address given to two",
+        schedules.fair,
     ),
-    Planted(setbacks.what_the_store_had_lost_is_not_adopted, "one_after_another", "?", schedules.fair),
+    Planted(
+        setbacks.what_the_store_had_lost_is_deleted_when_accepted,
+        "one_after_another",
+        "nobody asked for that",
+        schedules.fair,
+    ),
+    Planted(
+        setbacks.what_the_store_had_lost_is_not_adopted, "one_after_another", "left over", schedules.fair
+    ),
     *(
         Planted(plant, where, by, schedules.faults_at_databases)
         for plant, where, by in (

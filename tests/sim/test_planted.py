@@ -18,9 +18,9 @@ from unstuck.sim.runner import simulate
 
 def first_violation(cases: Iterable[Case]) -> tuple[str, tuple[str, ...]] | None:
     for case in cases:
-        name, _, wrong = run_case(case)
-        if wrong:
-            return name, wrong
+        tried = run_case(case)
+        if tried.violations:
+            return tried.name, tried.violations
     return None
 
 

@@ -24,7 +24,7 @@ def test_every_scenario_ends_well_without_faults(scenario: str) -> None:
 
 
 def test_a_late_registration_ends_no_living_agent() -> None:
-    assert run_case(next(late_registration()))[2] == ()
+    assert run_case(next(late_registration())).violations == ()
 
 
 def test_the_guest_that_runs_unreported_is_adopted_untouched() -> None:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from multiprocessing.pool import Pool
 
 import msgspec
 
-from unstuck.sim.campaign import Record, Summary, run_case, workers
+from unstuck.sim.campaign import run_case, workers
 from unstuck.sim.cases import Case, exhaustive_cases
 from unstuck.sim.engine import Fault
+from unstuck.sim.journal import Journal, Tried
 from unstuck.sim.runner import applicable
 from unstuck.sim.worlds import Key, Seen, effects_of, second_effects
+
+First = tuple[int, Fault]
 
 
 class Later(msgspec.Struct, frozen=True):
     """After one first fault, the effects at which a second one is tried."""
 
     scenario: str
-    first: tuple[int, Fault]
+    first: First
     seconds: tuple[tuple[int, str, str], ...]
 
     def cases(self) -> list[Case]:
@@ -42,24 +44,8 @@ class Later(msgspec.Struct, frozen=True):
         ]
 
 
-def _firsts(scenario: str, first: tuple[int, Fault]) -> list[tuple[int, Key]]:
-    return second_effects(scenario, *first)[0]
-
-
-def _tried(later: Later) -> tuple[int, int, tuple[str, ...]]:
-    """Schedules, effects, and the violations by name."""
-    effects, wrong = 0, []
-    cases = later.cases()
-    for case in cases:
-        name, count, violations = run_case(case)
-        effects += count
-        if violations:
-            wrong.append(f"{name}: {'; '.join(violations)}")
-    return len(cases), effects, tuple(wrong)
-
-
 def unlike_pairs(
-    scenario: str, seen: Seen, firsts: list[tuple[int, Fault]], found: Iterable[list[tuple[int, Key]]]
+    scenario: str, seen: Seen, firsts: list[First], found: Iterable[list[tuple[int, Key]]]
 ) -> tuple[list[Later], int]:
     """What is to be tried, and how many pairs are left out because their world was seen."""
     todo, pruned = [], 0
@@ -72,30 +58,45 @@ def unlike_pairs(
     return todo, pruned
 
 
-def run_pairs(scenarios: Iterable[str], jobs: int, every: int = 1, state: Path | None = None) -> Summary:
-    """All pairs of faults in every scenario (or after every so many-th first fault)."""
-    began = time.monotonic()
-    mode = "pairs" if every == 1 else f"pairs, every {every}th first fault"
-    record = Record(mode, state)
-    names = list(scenarios)
+def run_pairs(
+    scenarios: Iterable[str], jobs: int, every: int = 1, journal: Journal | None = None
+) -> Iterator[tuple[Tried, bool]]:
+    """All pairs of faults of each scenario (or those after every so many-th first fault), and whether the
+    journal knew what came of them."""
     with workers(jobs) as pool:
-        for turn, scenario in enumerate(names):
-            if scenario in record.done:
+        for turn, scenario in enumerate(scenarios):
+            name = f"pairs of {scenario}, every {every}"
+            if journal is not None and name in journal.known:
+                yield journal.known[name], True
                 continue
-            plain, _ = effects_of(scenario, {}, on_its_way=True)
-            cases = itertools.islice(exhaustive_cases([scenario]), turn % every, None, every)
-            firsts = [(n, fault) for case in cases for n, fault in case.faults.items() if fault is not None]
-            # In order, so that the same of two worlds that are alike is chosen each time.
-            found = pool.imap(functools.partial(_firsts, scenario), firsts, chunksize=4)
-            todo, pruned = unlike_pairs(scenario, set(plain), firsts, found)
-            part = msgspec.structs.replace(record.new(scenario), pruned=pruned)
-            for schedules, effects, wrong in pool.imap_unordered(_tried, todo):
-                part = msgspec.structs.replace(
-                    part,
-                    schedules=part.schedules + schedules,
-                    covered=part.covered + schedules,
-                    effects=part.effects + effects,
-                    violations=part.violations + wrong,
-                )
-            record.keep(part)
-    return record.summary(len(names), began)
+            tried = _pairs_of(scenario, name, pool, turn % every, every)
+            if journal is not None:
+                journal.add(tried)
+            yield tried, False
+
+
+def _pairs_of(scenario: str, name: str, pool: Pool, start: int, every: int) -> Tried:
+    plain, _ = effects_of(scenario, {}, on_its_way=True)
+    cases = itertools.islice(exhaustive_cases([scenario]), start, None, every)
+    firsts = [(n, fault) for case in cases for n, fault in case.faults.items() if fault is not None]
+    # In order, so that the same of two worlds that are alike is chosen each time.
+    found = pool.imap(functools.partial(_after, scenario), firsts, chunksize=4)
+    todo, pruned = unlike_pairs(scenario, set(plain), firsts, found)
+    parts = list(pool.imap_unordered(_tried, todo))
+    return Tried(
+        name,
+        sum(part.effects for part in parts),
+        tuple(itertools.chain.from_iterable(part.violations for part in parts)),
+        sum(part.schedules for part in parts),
+        pruned,
+    )
+
+
+def _after(scenario: str, first: First) -> list[tuple[int, Key]]:
+    return second_effects(scenario, *first)[0]
+
+
+def _tried(later: Later) -> Tried:
+    found = [run_case(case) for case in later.cases()]
+    wrong = tuple(f"{one.name}: {'; '.join(one.violations)}" for one in found if one.violations)
+    return Tried(later.scenario, sum(one.effects for one in found), wrong, len(found))

@@ -1,59 +1,21 @@
-"""Campaigns: what is done stays done, other code begins anew, pairs are tried once in each world."""
+"""Pairs of faults are tried once in each world, and a schedule shrinks to the faults that matter."""
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.sim.planted_servers import a_lost_report_counts_as_sent
-from unstuck.sim import campaign, pairs
-from unstuck.sim.campaign import Part, Record, run_all
+from unstuck.sim import pairs
 from unstuck.sim.cases import exhaustive_cases, parse_case, random_case, with_faults
-from unstuck.sim.cli import _seeds, main
+from unstuck.sim.cli import main
 from unstuck.sim.engine import Fault
 from unstuck.sim.runner import applicable
 from unstuck.sim.scenarios import SCENARIOS
 from unstuck.sim.shrink import shrink
 from unstuck.sim.worlds import effects_of, second_effects, unlike_effects
-
-
-def test_a_campaign_that_is_done_is_not_run_again_and_more_of_it_goes_on_from_there(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    first = run_all("random", _seeds(1, 3), 1, 1, state)
-    again = run_all("random", _seeds(1, 3), 1, 1, state)
-    assert (first.schedules, first.resumed) == (3, 0)
-    assert (again.schedules, again.resumed, again.effects) == (3, 3, first.effects)
-
-
-def test_a_part_that_was_cut_off_while_it_was_written_is_done_again(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    run_all("random", _seeds(1, 2), 1, 1, state)
-    state.write_bytes(state.read_bytes()[:-5])
-    assert Record("random", state).done == {}
-    assert run_all("random", _seeds(1, 2), 1, 1, state).resumed == 0
-    assert run_all("random", _seeds(1, 2), 1, 1, state).resumed == 2
-
-
-def test_what_other_code_or_another_mode_has_done_does_not_count(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    record = Record("random", state)
-    record.keep(record.new("1 to 2"))
-    record.keep(msgspec.structs.replace(record.new("3 to 4"), code="another"))
-    assert list(Record("random", state).done) == ["1 to 2"]
-    assert Record("setback", state).done == {}
-
-
-def test_violations_are_kept_with_their_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = tmp_path / "state"
-    record = Record("random", state)
-    record.keep(msgspec.structs.replace(record.new("1 to 2"), schedules=2, violations=("2: it is stuck",)))
-    assert Record("random", state).summary(1, 0.0).violations == 1
-    assert "violation in 2: it is stuck" in capsys.readouterr().err
-    assert msgspec.json.decode(state.read_bytes(), type=Part).violations == ("2: it is stuck",)
 
 
 def test_a_second_fault_is_tried_only_in_worlds_that_no_other_run_came_to() -> None:
@@ -88,15 +50,17 @@ def test_the_same_world_has_the_same_mark_in_every_run() -> None:
     assert one == two
 
 
-def test_pairs_of_a_scenario_are_counted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_pairs_are_counted_and_a_journal_remembers_them_by_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(campaign, "code_digest", functools.cache(lambda: "code"))
-    assert main(["pairs", "create", "--every", "60", "--jobs", "1"]) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert line["pairs_covered"] == line["schedules"] > 0
-    assert line["pairs_pruned"] > 0
-    assert line["violations"] == 0
+    asked = ["pairs", "create", "--every", "60", "--jobs", "1", "--resume", str(tmp_path / "journal")]
+    assert main(asked) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(asked) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert first["schedules"] > 0
+    assert first["pruned"] > 0
+    assert {**again, "seconds": 0} == {**first, "seconds": 0, "resumed": first["schedules"]}
 
 
 def test_a_scenario_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
