@@ -69,6 +69,7 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     making it empty (law 3). ``restart``: the least restart number that the running server must carry.
     ``ram_mb``: what the datastore may size its caches by. ``cidrs``: who may come in, for the server's own
     list of clients (the packet filter is the host's). ``settings``: parameters beyond the defaults.
+    ``superuser``: the operator lets the tenant's root be a true superuser.
     """
 
     instance_id: str
@@ -83,3 +84,4 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     restart: int = 0
     settings: dict[str, str] = {}
     backup: BackupWant | None = None
+    superuser: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import psycopg
 
 from unstuck.core.backup.content import Content
@@ -66,6 +67,8 @@ class PostgreSQL:
         self._starts_of = -1
         self._own_settings = True
         self._refused = ""
+        self._superuser = False
+        """Whether the tenant's root may be one, by the newest want."""
 
     @property
     def _log(self) -> Path:
@@ -75,6 +78,7 @@ class PostgreSQL:
 
     async def look(self, want: DatabaseWant | None) -> Look:
         found = self.volume.look(want.generation) if want is not None else Found(Thing.UNKNOWN)
+        self._superuser = want is not None and want.superuser
         size, used = 0, 0
         with contextlib.suppress(OSError):
             if found.data is not Thing.UNKNOWN:  # else it is not known to be ours
@@ -101,8 +105,9 @@ class PostgreSQL:
     ) -> Look:
         state, reason, root, level = ServerState.UP, found.reason, False, Config.UNKNOWN
         facts: dict[str, str] = {}
+        stray = False
         try:
-            facts, root, level = await self.sessions.run(
+            facts, root, stray, level = await self.sessions.run(
                 living.port, lambda c: self._told(c, want), LOOK, Use.LOOK
             )
         except StartingUp as error:
@@ -113,6 +118,7 @@ class PostgreSQL:
         except psycopg.Error as error:  # it answered
             reason = first_line(error)
         sight = self._sight(want, found, state, living.restart, config=level, reason=reason)
+        sight = msgspec.structs.replace(sight, stray=stray)
         return Look(sight=sight, root_enabled=root, used=used, size=size, facts=facts)
 
     def _sight(
@@ -136,7 +142,10 @@ class PostgreSQL:
             return 0
         return len([at for at in self._starts if at > self._clock() - LATELY])
 
-    def _told(self, connection: Connection, want: DatabaseWant | None) -> tuple[dict[str, str], bool, Config]:
+    def _told(
+        self, connection: Connection, want: DatabaseWant | None
+    ) -> tuple[dict[str, str], bool, bool, Config]:
+        """(facts, root is enabled, somebody may too much, configuration)."""
         row = connection.execute(
             "SELECT current_setting('server_version'), (SELECT system_identifier::text FROM"
             " pg_control_system()), current_setting('unstuck.config', true), EXISTS (SELECT 1 FROM pg_roles"
@@ -152,10 +161,11 @@ class PostgreSQL:
         if self._refused:
             facts["settings_refused"] = self._refused
         if want is None:
-            return facts, bool(root), Config.UNKNOWN
+            return facts, bool(root), False, Config.UNKNOWN
+        stray = not want.superuser and owners.unbound(connection)
         if digest != self._files(want).digest:
-            return facts, bool(root), Config.OLD
-        return facts, bool(root), Config.PENDING if pending else Config.CURRENT
+            return facts, bool(root), stray, Config.OLD
+        return facts, bool(root), stray, Config.PENDING if pending else Config.CURRENT
 
     # --- effects
 
@@ -270,6 +280,8 @@ class PostgreSQL:
 
         def work(connection: Connection) -> None:
             owners.harden(connection)
+            if not want.superuser:
+                owners.bound(connection)
             for database in want.origin.databases:
                 failed(names.bad_database(database.name, "databases"))
                 if owners.owner_of(connection, database.name) is None:
@@ -300,7 +312,9 @@ class PostgreSQL:
 
     async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
         try:
-            return await self.call(lambda there: requests.answer(there, request), seconds, Use.TENANT)
+            return await self.call(
+                lambda there: requests.answer(there, request, superuser=self._superuser), seconds, Use.TENANT
+            )
         except DatastoreError as error:
             return Failed("unready", error.reason)
         except (psycopg.Error, OSError) as error:
