@@ -19,6 +19,7 @@ hooks.toml, for compute and for database (``{instance}`` is the instance's id):
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -29,12 +30,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keystoneauth1.exceptions
 import msgspec
 import openstack
 
 AWAY = 5.0
 """Seconds between a kill and the start after it, unless a fault says otherwise."""
 POLL = 0.2
+UNANSWERED = (keystoneauth1.exceptions.ConnectFailure, openstack.exceptions.HttpException)
+"""A control plane that was killed does not answer, and that is no end yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -97,11 +101,13 @@ class Compute:
         return str(made.id)
 
     def _state(self, server: str) -> tuple[str, str | None]:
-        """Status and task; GONE for one that is not there any more."""
+        """Status and task; GONE for one that is not there any more, UNANSWERED while nobody says."""
         try:
             found = self._compute.get_server(server)
         except openstack.exceptions.NotFoundException:
             return "GONE", None
+        except UNANSWERED:
+            return "UNANSWERED", None
         return str(found.status), found.task_state
 
     def _end(self, servers: list[str], wanted: str) -> tuple[str, bool]:
@@ -109,7 +115,8 @@ class Compute:
         until(self._patience, lambda: all(self._state(one)[0] == wanted for one in servers))
         shown = [self._state(one) for one in servers]
         for one in servers:
-            self._compute.delete_server(one, ignore_missing=True)
+            with contextlib.suppress(*UNANSWERED):
+                self._compute.delete_server(one, ignore_missing=True)
         words = sorted({status + (f"/{task}" if task else "") for status, task in shown})
         return ", ".join(words), any(status != wanted for status, _ in shown)
 
@@ -177,7 +184,10 @@ class Databases:
         return str(self._ask("POST", "/backups", body)["backup"]["id"])
 
     def _status(self, backup: str) -> str:
-        return str(self._ask("GET", f"/backups/{backup}")["backup"]["status"])
+        try:
+            return str(self._ask("GET", f"/backups/{backup}")["backup"]["status"])
+        except (RuntimeError, *UNANSWERED):
+            return "UNANSWERED"
 
     def _ended(self, backup: str, seconds: float) -> bool:
         return until(seconds, lambda: self._status(backup) in ("COMPLETED", "FAILED"))

@@ -129,8 +129,15 @@ class Campaign:
         for item in client.get(f"{database}/backups").json().get("backups", ()):
             client.delete(f"{database}/backups/{item['id']}")
 
-    def unsettled(self) -> Any:
-        return self.cloud.get("/unstuck/v1/status")["unsettled"]
+    def unsettled(self) -> dict[str, Any]:
+        """By kind, the oldest row with its age; nothing where all is at rest."""
+        found = self.cloud.get("/unstuck/v1/status")["unsettled"]
+        return {kind: rows for kind, rows in found.items() if rows["count"]}
+
+    def explained(self) -> list[Any]:
+        """What the oldest of each kind waits for."""
+        asked = [f"/unstuck/v1/explain/{kind}/{rows['oldest_id']}" for kind, rows in self.unsettled().items()]
+        return [self.cloud.client.get(path).json() for path in asked]
 
 
 def _sendable(name: str, value: str) -> bool:
@@ -199,6 +206,7 @@ def _settle(campaign: Campaign) -> float:
     while campaign.unsettled():
         if time.monotonic() - began > SETTLED_WITHIN:
             campaign.wrong.append(f"still unsettled: {campaign.unsettled()}")
+            print(campaign.wrong[-1], campaign.explained(), file=sys.stderr, flush=True)
             break
         time.sleep(1.0)
     return time.monotonic() - began
