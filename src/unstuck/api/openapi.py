@@ -1,4 +1,4 @@
-"""``GET /unstuck/v1/openapi/{service}``: a service's API as an OpenAPI 3.1 document, made from the route table.
+"""``GET /unstuck/v1/openapi/{service}``: a service as an OpenAPI 3.1 document, made from the route table.
 
 What a request has to look like stands there because it is decoded by the same types; so it cannot go stale.
 Answers are described by their status and the error form only.
