@@ -8,7 +8,7 @@ import zoneinfo
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unstuck.core.backup.cron import BadCron, check, last_tick, next_tick, ticks
@@ -71,6 +71,7 @@ CRONS = ["30 2 * * *", "*/20 * * * *", "0 0 * * *", "15 1-3 * * 6,0", "0 12 1 * 
 INSTANTS = st.floats(at("2026-01-01"), at("2027-12-31"), allow_nan=False)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CRONS), st.sampled_from(ZONES), INSTANTS)
 def test_ticks_rise_and_the_last_one_is_the_one_before_the_next(cron: str, zone: str, now: float) -> None:
     one, two, three = first(cron, zone, now, 3)
@@ -83,6 +84,7 @@ def test_ticks_rise_and_the_last_one_is_the_one_before_the_next(cron: str, zone:
     assert next_tick(cron, zone, before) == one
 
 
+@settings(deadline=None)
 @given(st.sampled_from(ZONES), st.integers(0, 23), st.integers(0, 59), INSTANTS)
 def test_a_daily_tick_comes_once_on_each_local_day(zone: str, hour: int, minute: int, now: float) -> None:
     found = first(f"{minute} {hour} * * *", zone, now, 8)
@@ -107,6 +109,7 @@ def test_what_says_nothing_is_refused_with_its_field(cron: str, zone: str, field
     assert refused.value.field == field
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789*/,-L#W MONJAN", max_size=40))
 def test_any_other_text_ticks_or_is_refused(text: str) -> None:
     try:
@@ -162,6 +165,7 @@ def test_a_schedule_starts_by_the_time_that_does_not_jump() -> None:
     assert first_tick(schedule, now(NOON, lease=DAY)) == NOON + 3600
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(CRONS), st.sampled_from(ZONES), st.sampled_from(Missed),
     st.lists(st.floats(-40 * DAY, 40 * DAY), max_size=12),

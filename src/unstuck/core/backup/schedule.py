@@ -18,7 +18,7 @@ from unstuck.core.time import Now
 
 GRACE: Final = 300.0
 """Seconds after which a tick that nobody has seen is late, and not just being looked at."""
-COUNTED: Final = 1000
+COUNTED: Final = 500
 """So many missed ticks are counted one by one."""
 LOOK: Final = 3600.0
 """Seconds between two looks, also where the next tick is later: the clock may have gone back."""
