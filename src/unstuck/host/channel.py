@@ -81,6 +81,8 @@ class Session(Handler):
         self.link = Link(reader, writer, channel.room, Kind.ASK, self)
         self.start = ""
         self.incarnation = 0
+        self._arrived: set[int] = set()
+        """Requests that nobody has begun to answer."""
         self._objects: dict[int, asyncio.Task[Any]] = {}
         """Who waits for a store of objects, by the request's number."""
 
@@ -124,20 +126,25 @@ class Session(Handler):
 
     def dropped(self, request: int) -> None:
         """What nobody waits for any more makes room for the next one, also while its store hangs."""
+        self._arrived.discard(request)
         task = self._objects.pop(request, None)
         if task is not None:
             task.cancel()
 
     def _nobody_waits(self) -> None:
-        for request in list(self._objects):
+        for request in {*self._arrived, *self._objects}:
             self.dropped(request)
 
     def body(self, body: Body) -> None:
+        self._arrived.add(body.request)
         self._channel.spawn("answer", self._answer(self.link.nonce, body))
 
     async def _answer(self, nonce: bytes, body: Body) -> None:
         """Its room, and that of a large answer, is held until the guest has read the answer."""
         try:
+            if body.request not in self._arrived:
+                return
+            self._arrived.discard(body.request)
             request = self._read(body.message)
             room = LARGE_ANSWER if isinstance(request, Fetch | AskRestore) else 0
             with self._cancellable(request, body.request):
