@@ -238,9 +238,9 @@ def _cases(where: str) -> Iterator[Case]:
 
 def first_violation(cases: Iterable[Case]) -> tuple[str, tuple[str, ...]] | None:
     for case in cases:
-        name, _, wrong = run_case(case)
-        if wrong:
-            return name, wrong
+        tried = run_case(case)
+        if tried.violations:
+            return tried.name, tried.violations
     return None
 
 

@@ -40,7 +40,7 @@ def late_registration() -> Case:
 
 
 def test_a_late_registration_ends_no_living_agent() -> None:
-    assert run_case(late_registration())[2] == ()
+    assert run_case(late_registration()).violations == ()
 
 
 def test_the_guest_that_runs_unreported_is_adopted_untouched() -> None:
@@ -203,9 +203,9 @@ def _cases(where: str) -> Iterator[Case]:
 
 def first_violation(cases: Iterable[Case]) -> tuple[str, tuple[str, ...]] | None:
     for case in cases:
-        name, _, wrong = run_case(case)
-        if wrong:
-            return name, wrong
+        tried = run_case(case)
+        if tried.violations:
+            return tried.name, tried.violations
     return None
 
 

@@ -11,12 +11,15 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 import structlog
 
+from unstuck.runtime.locks import Held
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.engine import Fault
+from unstuck.sim.journal import Journal, Tried
 from unstuck.sim.runner import Verdict, applicable, simulate, unlike_effects
 from unstuck.sim.scenarios import SCENARIOS, SLOW
 from unstuck.sim.setback import (
@@ -66,6 +69,8 @@ class Summary(msgspec.Struct, frozen=True):
     schedules: int
     violations: int
     seconds: float
+    resumed: int = 0
+    """Schedules that an earlier run of the same code has tried."""
 
 
 def exhaustive_cases(
@@ -151,31 +156,58 @@ def parse_case(name: str) -> Case:
     return Case(name, scenario, None, {int(number): Fault(fault) for number, fault in pairs})
 
 
-def run_case(case: Case) -> tuple[str, int, tuple[str, ...]]:
+def run_case(case: Case) -> Tried:
     verdict = case.run()
-    return case.name, verdict.effects, verdict.violations
+    return Tried(case.name, verdict.effects, verdict.violations)
 
 
 def _quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def run_all(mode: str, cases: Iterable[Case], jobs: int, scenarios: int) -> Summary:
-    """Run every case on ``jobs`` processes; prints the first violations and then the JSON line."""
+def run_all(
+    mode: str, cases: Iterable[Case], jobs: int, scenarios: int, journal: Journal | None = None
+) -> Summary:
+    """Run every case on ``jobs`` processes; prints the first violations and then the JSON line.
+
+    What the journal knows counts, and is not run again.
+    """
     began = time.monotonic()
-    effects = schedules = violations = 0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=_quiet) as pool:
-        for name, count, wrong in pool.imap_unordered(run_case, cases, chunksize=20):
-            effects += count
-            schedules += 1
-            if wrong:
-                violations += 1
-                if violations <= SHOWN:
-                    print(f"violation in {name}: {'; '.join(wrong)}", file=sys.stderr, flush=True)
-    summary = Summary(mode, scenarios, effects, schedules, violations, round(time.monotonic() - began, 1))
+    effects = schedules = violations = resumed = 0
+    for tried, known in _run_cases(cases, jobs, journal):
+        effects += tried.effects
+        schedules += 1
+        resumed += known
+        if tried.violations:
+            violations += 1
+            if violations <= SHOWN:
+                print(
+                    f"violation in {tried.name}: {'; '.join(tried.violations)}", file=sys.stderr, flush=True
+                )
+    seconds = round(time.monotonic() - began, 1)
+    summary = Summary(mode, scenarios, effects, schedules, violations, seconds, resumed)
     print(msgspec.json.encode(summary).decode(), flush=True)
     return summary
+
+
+def _run_cases(cases: Iterable[Case], jobs: int, journal: Journal | None) -> Iterator[tuple[Tried, bool]]:
+    """What came of each, and whether the journal knew it."""
+    known: list[Tried] = []
+
+    def unknown() -> Iterator[Case]:
+        for case in cases:
+            if journal is None or case.name not in journal.known:
+                yield case
+            else:
+                known.append(journal.known[case.name])
+
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=_quiet) as pool:
+        for tried in pool.imap_unordered(run_case, unknown(), chunksize=20):
+            if journal is not None:
+                journal.add(tried)
+            yield tried, False
+    yield from ((tried, True) for tried in known)
 
 
 def replay(name: str) -> Verdict:
@@ -189,8 +221,73 @@ def replay(name: str) -> Verdict:
     return verdict
 
 
+PARTS = ("servers", "setback", "databases")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Every ``of``-th of a list of schedules, beginning with the ``number``-th."""
+
+    number: int = 1
+    of: int = 1
+
+    @staticmethod
+    def parse(text: str) -> Part:
+        """``K/N``. Raises ``ValueError``."""
+        number, _, of = text.partition("/")
+        part = Part(int(number), int(of))
+        if not 1 <= part.number <= part.of:
+            raise ValueError(f"no such part: {text}")
+        return part
+
+    def take(self, cases: Iterable[Case]) -> Iterator[Case]:
+        return itertools.islice(cases, self.number - 1, None, self.of)
+
+
 def main(argv: list[str]) -> int:
     """Exit status 1 if anything was violated."""
+    options = _parser().parse_args(argv)
+    _quiet()
+    if options.mode == "replay":
+        try:
+            parse_case(options.name)
+        except ValueError as error:
+            print(
+                f"{error}; it is a seed (a number), or scenario:effect:fault as a report names it",
+                file=sys.stderr,
+            )
+            return 2
+        return 1 if replay(options.name).violations else 0
+    try:
+        journal = None if options.resume is None else Journal(options.resume)
+    except (Held, OSError) as error:
+        print(f"--resume: {error}", file=sys.stderr)
+        return 2
+    try:
+        return 1 if sum(summary.violations for summary in _run_modes(options, journal)) else 0
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def _run_modes(options: argparse.Namespace, journal: Journal | None) -> Iterator[Summary]:
+    jobs, part = options.jobs, options.part
+    if options.mode == "random":
+        cases = map(random_case, range(options.seed, options.seed + options.schedules))
+        yield run_all("random", part.take(cases), jobs, len(SCENARIOS), journal)
+        return
+    chosen = options.only or PARTS
+    if "servers" in chosen:
+        faults = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, max(options.every, 1))
+        yield run_all("exhaustive", part.take(faults), jobs, len(SCENARIOS), journal)
+    if "setback" in chosen:
+        scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
+        yield run_all("setback", part.take(setback_cases()), jobs, scenarios, journal)
+    if "databases" in chosen:
+        some_of_all = database_cases(max(options.databases_every, 1))
+        yield run_all("databases", part.take(some_of_all), jobs, len(DATABASE_SCENARIOS), journal)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="unstuck sim", description=__doc__)
     modes = parser.add_subparsers(dest="mode", required=True)
     every = modes.add_parser("exhaustive", help="every fault at every effect of every scenario")
@@ -202,28 +299,22 @@ def main(argv: list[str]) -> int:
         "--databases-every", type=int, default=EXHAUSTIVE_EVERY, metavar="N",
         help="try every Nth fault in scenarios with databases (1: all)",
     )  # fmt: skip
+    every.add_argument(
+        "--only", choices=PARTS, action="append", help="only these (may be given several times)"
+    )
     some = modes.add_parser("random", help="random schedules by seed")
     some.add_argument("--schedules", type=int, default=20_000)
     some.add_argument("--seed", type=int, default=1, help="the first seed")
     for mode in (every, some):
         mode.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+        mode.add_argument(
+            "--part", type=Part.parse, default=Part(), metavar="K/N",
+            help="of all schedules the Kth, and every Nth after it: N machines share the work",
+        )  # fmt: skip
+        mode.add_argument(
+            "--resume", type=Path, metavar="FILE",
+            help="write down what was tried, and go on from there if FILE is of the same code",
+        )  # fmt: skip
     one = modes.add_parser("replay", help="the timeline of one schedule")
     one.add_argument("name", help="a seed, or scenario:effect:fault")
-    options = parser.parse_args(argv)
-    _quiet()
-    if options.mode == "replay":
-        try:
-            parse_case(options.name)
-        except ValueError as error:
-            parser.error(f"{error}; it is a seed (a number), or scenario:effect:fault as a report names it")
-        return 1 if replay(options.name).violations else 0
-    if options.mode == "random":
-        cases = map(random_case, range(options.seed, options.seed + options.schedules))
-        return 1 if run_all("random", cases, options.jobs, len(SCENARIOS)).violations else 0
-    chosen = itertools.islice(exhaustive_cases(SCENARIOS), 0, None, max(options.every, 1))
-    faults = run_all("exhaustive", chosen, options.jobs, len(SCENARIOS))
-    scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
-    back = run_all("setback", setback_cases(), options.jobs, scenarios)
-    some_of_all = database_cases(max(options.databases_every, 1))
-    data = run_all("databases", some_of_all, options.jobs, len(DATABASE_SCENARIOS))
-    return 1 if faults.violations or back.violations or data.violations else 0
+    return parser

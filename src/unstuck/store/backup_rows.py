@@ -107,6 +107,7 @@ class BackupRow(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None
     parent_id: str | None
     retry_of: str | None
+    made_by: str
     location: str
     created_wall: float
     updated_wall: float
@@ -143,7 +144,7 @@ def from_row(row: Any) -> BackupRow:
     return BackupRow(
         id=row.id, project_id=row.project_id, instance_id=row.instance_id, instance_name=row.instance_name,
         datastore_version_id=row.datastore_version_id, name=row.name, description=row.description,
-        parent_id=row.parent_id, retry_of=row.retry_of, location=row.location,
+        parent_id=row.parent_id, retry_of=row.retry_of, made_by=row.made_by, location=row.location,
         created_wall=row.created_wall, updated_wall=row.updated_wall, recipient=row.recipient, key=row.key,
         recipients=readable.read(_strings, row.recipients, ()), prefix=row.prefix, digest=row.digest,
         size=row.size, checked=row.checked, backup=facts, readable=facts.generation != -1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +33,9 @@ from unstuck.store.engine import Tx
 from unstuck.store.schema.database import backup_attempts, backup_strategies, backups, instances
 from unstuck.store.tx import in_turn
 
+USER: Final = "user"
+"""``made_by`` of a backup that somebody asked for."""
+
 
 class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
     """``nonce`` names its first attempt. ``location``: a store by name; None: as the strategy says."""
@@ -44,6 +48,9 @@ class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
     location: str | None = None
     limits: Wish | None = None
     retry_of: str | None = None
+    made_by: str = USER
+    made_key: str | None = None
+    """The occasion of one that is made by itself (``automatic_backups``)."""
 
 
 def _not_found(backup_id: str) -> NotFound:
@@ -64,7 +71,7 @@ def create_backup(
         raise NotFound(f"Project {owner} is not there any more.")
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
-    _check_quota(tx, owner)
+    _check_quota(tx, owner, new.made_by)
     live = load_live(tx, new.instance_id)
     if live is not None:
         raise Conflict(_under_way(live))
@@ -80,6 +87,7 @@ def create_backup(
             id=new.id, version=1, project_id=owner, instance_id=new.instance_id,
             instance_name=instance.name, datastore_version_id=instance.datastore_version_id, name=new.name,
             description=new.description, parent_id=None, retry_of=new.retry_of,
+            made_by=new.made_by, made_key=new.made_key,
             location=_location(tx, owner, new, places), created=now.lease, created_wall=now.wall,
             updated_wall=now.wall, facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
             removed=False, recipient=key.recipient, key=key.wrapped,
@@ -132,14 +140,20 @@ def _under_way(live: BackupRow) -> str:
     )
 
 
-def _check_quota(tx: Tx, project_id: str) -> None:
-    most = database_quotas.limits(tx, project_id)["backups"]
+def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
+    """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
+    name = "backups" if made_by == USER else "automatic_backups"
+    most = database_quotas.limits(tx, project_id)[name]
     if most < 0:
         return
-    mine = sa.select(sa.literal(1)).where(backups.c.project_id == project_id, sa.not_(backups.c.deleted))
+    alike = backups.c.made_by == USER if made_by == USER else backups.c.made_by != USER
+    mine = sa.select(sa.literal(1)).where(
+        backups.c.project_id == project_id, sa.not_(backups.c.deleted), alike
+    )
     used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
     if used >= most:
-        raise TooLarge(f"Quota exceeded for backups: the project has {used} of {most}; delete some first.")
+        what = name.replace("_", " ")
+        raise TooLarge(f"Quota exceeded for {what}: the project has {used} of {most}; delete some first.")
 
 
 def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:
@@ -227,6 +241,7 @@ def retry_backup(
     new = NewBackup(
         id=new_id, nonce=nonce, name=old.name, instance_id=old.instance_id, description=old.description,
         location=old.location if old.location in places.names else None, retry_of=old.id,
+        made_by=old.made_by,
     )  # fmt: skip
     return create_backup(tx, new, project_id, keyring=keyring, places=places)
 

@@ -122,6 +122,10 @@ backups = sa.Table(
     sa.Column("parent_id", Id),
     # The backup that this one is the retry of.
     sa.Column("retry_of", Id),
+    # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
+    sa.Column("made_by", sa.String(128), nullable=False, server_default="user"),
+    # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.
+    sa.Column("made_key", sa.String(255)),
     # Name of the store of objects that it goes to; where that is, is the operator's setting.
     sa.Column("location", sa.String(255), nullable=False),
     sa.Column("created", Seconds, nullable=False),
@@ -160,6 +164,14 @@ sa.Index(
     unique=True,
     postgresql_where=sa.text("ended IS NULL"),
     sqlite_where=sa.text("ended IS NULL"),
+)
+sa.Index(
+    "uq_backups_made_key",
+    backups.c.instance_id,
+    backups.c.made_key,
+    unique=True,
+    postgresql_where=sa.text("made_key IS NOT NULL"),
+    sqlite_where=sa.text("made_key IS NOT NULL"),
 )
 # A page of a list is read from one of these, from where the last one ended: whatever lies before it.
 for _name, _columns in {
