@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.processes.many import create
+from tests.processes.many import Many, create
 from tests.processes.test_control_planes import Replicas
 from tests.processes.test_control_planes import replicas as replicas
 from tests.tiny_image import fake_tiny
@@ -23,9 +23,13 @@ from unstuck.cli.cloud import COMPUTE
 SERIAL = {"remote_console": {"protocol": "serial", "type": "serial"}}
 
 
+FLOOD = b"".join(b"%015d\n" % number for number in range(1 << 20)) + b"END"
+"""16 MiB: more than all buffers on the way to a client hold together."""
+
+
 @contextlib.contextmanager
 def serial_port(folder: Path) -> Iterator[None]:
-    """A guest's port, which says everything back in capitals."""
+    """A guest's port, which says everything back in capitals; to ``flood`` it writes without end."""
     descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     path = f"/proc/self/fd/{descriptor}/serial.sock"  # a unix path has 107 bytes at most
     ended = threading.Event()
@@ -37,7 +41,7 @@ def serial_port(folder: Path) -> Iterator[None]:
                 if ended.is_set():
                     return
                 while data := connection.recv(4096):
-                    connection.sendall(data.upper())
+                    connection.sendall(FLOOD if data == b"flood" else data.upper())
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -69,6 +73,7 @@ def url_of(replicas: Replicas, side: int, server: str) -> str:
         return str(cloud.ask("POST", path, json=SERIAL, headers=COMPUTE).json()["remote_console"]["url"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_console_at_either_replica_and_an_address_of_one_at_the_other(
     replicas: Replicas, tmp_path: Path
@@ -94,3 +99,39 @@ def test_a_console_at_either_replica_and_an_address_of_one_at_the_other(
             answers(consoles[0], "nobody")
         for console in consoles[1:]:
             answers(console, "still")
+
+
+def test_who_does_not_read_holds_neither_the_guest_nor_others(many: Many) -> None:
+    many.control()
+    many.agent()
+    server = many.create()
+    many.until_active("web")
+
+    def url() -> str:
+        with many.admin() as cloud:
+            path = f"/compute/v2.1/servers/{server}/remote-consoles"
+            answer = cloud.ask("POST", path, json=SERIAL, headers=COMPUTE)
+            return str(answer.json()["remote_console"]["url"])
+
+    with (
+        serial_port(many.state.host / "servers" / server),
+        connect(url(), proxy=None, ping_interval=None, max_queue=1) as deaf,
+        connect(url(), proxy=None) as other,
+    ):
+        answers(deaf, "here")
+        answers(other, "here")
+        other.send(b"flood")
+        seen = b""
+        while not seen.endswith(b"END"):  # all of it was taken from the port
+            message = other.recv(timeout=30.0)
+            assert isinstance(message, bytes)
+            seen = (seen + message)[-64:]
+        answers(other, "still")
+        # By now the deaf one has lost what did not fit, and is told so when it reads at last.
+        told = b""
+        while b"STILL" not in told:
+            message = deaf.recv(timeout=30.0)
+            assert isinstance(message, bytes)
+            told += message
+        assert b"bytes were written faster than they were read]" in told
+        assert len(told) < len(FLOOD)
