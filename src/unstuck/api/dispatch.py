@@ -56,12 +56,12 @@ class Dispatcher:
     """The ASGI app over a route table, and one of WebSockets."""
 
     def __init__(
-        self, store: Store, app: App, routes: list[Route], authenticate: Authenticate,
+        self, store: Store, app: App, table: Table, authenticate: Authenticate,
         sockets: Sequence[Route] = (),
     ) -> None:  # fmt: skip
         self.store = store
         self.app = app
-        self.table = Table(routes)
+        self.table = table
         self.sockets = Sockets(sockets)
         self.authenticate = authenticate
         self.metrics: Metrics = app.extra["metrics"]

@@ -119,7 +119,9 @@ backups = sa.Table(
     sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
     sa.Column("name", sa.String(255), nullable=False),
     sa.Column("description", sa.Text),
+    # The backup that has to be restored before it; and what names the data that it is of.
     sa.Column("parent_id", Id),
+    sa.Column("generation", sa.String(64), nullable=False, server_default=""),
     # The backup that this one is the retry of.
     sa.Column("retry_of", Id),
     # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
@@ -180,6 +182,10 @@ for _name, _columns in {
     "ix_backups_all": (backups.c.created_wall, backups.c.id),
 }.items():
     sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
+# Who needs a backup as a parent.
+sa.Index("ix_backups_parent", backups.c.parent_id,
+         postgresql_where=sa.text("parent_id IS NOT NULL"),
+         sqlite_where=sa.text("parent_id IS NOT NULL"))  # fmt: skip
 sa.Index(
     "ix_backups_due",
     backups.c.next_look,
