@@ -181,8 +181,8 @@ def test_a_console_url_of_either_kind_and_a_word_about_the_others(
 ) -> None:
     sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
     base = f"127.0.0.1:{cloud.port}/console?token="
-    assert cloud.cli("console", "url", "show", "web")["url"].startswith(f"http://{base}")
-    shown = cloud.cli("console", "url", "show", "--serial", "web")
+    assert cloud.cli("console", "url", "show", "web", "-f", "json")["url"].startswith(f"http://{base}")
+    shown = cloud.cli("console", "url", "show", "--serial", "web", "-f", "json")
     assert shown["url"].startswith(f"ws://{base}")
     assert (shown["protocol"], shown["type"]) == ("serial", "serial")
     status, _, errors = Shell(cloud).run("console", "url", "show", "--spice", "web")
