@@ -27,6 +27,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.recovery",
     "unstuck.api.metrics",
     "unstuck.api.console",
+    "unstuck.api.openapi",
 ]
 
 
