@@ -254,6 +254,7 @@ class Attempt:
             chunk_size=self._want.chunk_size,
             size=self._size,
             chunks=tuple(self._chunks[number] for number in range(index)),
+            content=copied.content,
         )
         await self._finish(content)
 

@@ -37,12 +37,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy that is whole consists of."""
+    """What a copy that is whole consists of. ``content``: the form of its data."""
 
     datastore: Source
     system_identifier: str
     start: Position
     stop: Position
+    content: str = "tar"
 
 
 class Copy(Protocol):
