@@ -211,7 +211,7 @@ def test_nothing_of_a_backup_is_left_when_its_agent_is_killed_in_it(guest: Guest
     guest.host.wants(guest.want(origin=SHOP, backup=guest.backup_want("n1")))
     guest.start("guest.read")
     guest.stopped()
-    assert processes_named("mariadb-backup", guest.volume)
+    wait_for(lambda: bool(processes_named("mariadb-backup", guest.volume)), 20)
     guest.kill()
     wait_for(lambda: not processes_named("mariadb-backup", guest.volume), 20)
     guest.host.wants(guest.want(origin=SHOP))

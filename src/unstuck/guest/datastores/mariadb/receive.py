@@ -112,11 +112,11 @@ class Unpacking:
         """Whole, and of the place that its manifest says; then made into data of one moment."""
         os.close(self._pipe)
         self._pipe = -1
-        await self._ended()
         try:
             _, place = self._tape.places()
         except DatastoreError as error:
             raise damaged(error.reason) from error
+        await self._ended()
         if place != self._wanted:
             raise damaged(f"it ends at {place.text}, not at {self._wanted.text}")
         await self._prepare()
