@@ -15,7 +15,7 @@ import pytest
 
 from tests.guest.guest import PASSWORD, Guest, anna, processes_named
 from tests.guest.host_double import wait_for
-from unstuck.core.backup.content import Position
+from unstuck.core.backup.content import Datastore, Position
 from unstuck.core.instance.native import verifier
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase
@@ -73,6 +73,7 @@ def test_an_agent_makes_a_database_that_keeps_what_it_promises(guest: Guest) -> 
             guest.connect(user=stranger, database="mysql", password="")
 
 
+@pytest.mark.slow
 def test_killing_the_agent_harms_no_session_and_the_next_one_adopts_the_server(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -88,6 +89,7 @@ def test_killing_the_agent_harms_no_session_and_the_next_one_adopts_the_server(g
     assert guest.server_pid() == pid
 
 
+@pytest.mark.slow
 def test_a_killed_server_recovers_what_it_acknowledged(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -105,6 +107,7 @@ def test_a_killed_server_recovers_what_it_acknowledged(guest: Guest) -> None:
         assert rows(connection, "SELECT count(*) FROM t") == [(20,)]
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_told_and_a_restart_ends_it(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -117,6 +120,7 @@ def test_a_frozen_server_is_told_and_a_restart_ends_it(guest: Guest) -> None:
     assert guest.server_pid() not in (0, pid)
 
 
+@pytest.mark.slow
 def test_memory_and_parameters_are_taken_by_the_running_server(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -130,6 +134,7 @@ def test_memory_and_parameters_are_taken_by_the_running_server(guest: Guest) -> 
     assert guest.server_pid() == pid
 
 
+@pytest.mark.slow
 def test_data_of_another_generation_is_left_alone(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -138,6 +143,7 @@ def test_data_of_another_generation_is_left_alone(guest: Guest) -> None:
     assert "generation-1" in str(guest.trouble("data-foreign").trouble)
 
 
+@pytest.mark.slow
 def test_a_making_that_was_cut_off_is_made_again(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start("guest.init")
@@ -203,6 +209,7 @@ def test_a_backup_under_load_is_restored_into_another_instance(guests: Callable[
     assert not (other.volume / "making").exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_backup_is_left_when_its_agent_is_killed_in_it(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
@@ -220,6 +227,7 @@ def test_nothing_of_a_backup_is_left_when_its_agent_is_killed_in_it(guest: Guest
     assert guest.back_up("n2").size > 1 << 20
 
 
+@pytest.mark.slow
 def test_a_damaged_backup_is_never_an_empty_database(guests: Callable[..., Guest]) -> None:
     guest = guests("mariadb")
     guest.host.wants(guest.want(origin=SHOP))
@@ -242,3 +250,55 @@ def test_a_damaged_backup_is_never_an_empty_database(guests: Callable[..., Guest
         assert view.trouble.final
         assert not (other.volume / "database").exists()
         other.kill()
+
+
+@pytest.mark.slow
+def test_a_chain_of_backups_is_restored_to_its_end(guests: Callable[..., Guest]) -> None:
+    guest = guests("mariadb")
+    guest.host.wants(guest.want(origin=SHOP))
+    guest.start()
+    guest.ready()
+    with guest.connect() as connection:
+        rows(connection, GOODS)
+        rows(connection, "CREATE TABLE old (n int)")
+        full = guest.back_up("n1")
+        rows(connection, "CREATE TABLE later (n int PRIMARY KEY)")
+        rows(connection, "INSERT INTO later VALUES (1)")
+        rows(connection, "DROP TABLE old")
+        rows(connection, "UPDATE goods SET word = 'first' WHERE n = 7")
+        first = guest.back_up("n2", since="n1")
+        rows(connection, "INSERT INTO later VALUES (2)")
+        rows(connection, "ALTER TABLE goods ADD COLUMN price int")
+        second = guest.back_up("n3", since="n2")
+        rows(connection, "INSERT INTO later VALUES (3)")
+    assert first.content == second.content == "mbstream-incremental"
+    assert first.size < full.size * 0.75
+    assert first.start == full.stop
+    other = guests("mariadb")
+    other.host.source, *other.host.above = [guest.source(nonce) for nonce in ("n3", "n2", "n1")]
+    other.host.wants(other.want(generation="generation-2", origin=Origin(backup_id="backup-1")))
+    other.start()
+    other.ready()
+    with other.connect() as connection:
+        assert rows(connection, "SHOW TABLES") == [("goods",), ("later",)]
+        assert rows(connection, "SELECT n FROM later ORDER BY n") == [(1,), (2,)]
+        assert rows(connection, "SELECT word, price FROM goods WHERE n = 7") == [("first", None)]
+        assert rows(connection, "SELECT count(*), sum(word = md5(n)) FROM goods") == [(50000, 49999)]
+
+
+@pytest.mark.slow
+def test_a_child_needs_a_parent_of_the_same_data(guests: Callable[..., Guest]) -> None:
+    guest = guests("mariadb")
+    guest.host.wants(guest.want(origin=SHOP))
+    guest.start()
+    guest.ready()
+    content = guest.back_up("n1")
+    for changes in (
+        {"system_identifier": "another"},
+        {"datastore": Datastore("mariadb", "10.11", "10.11.1")},
+        {"stop": Position(1, "0/16B3748")},
+    ):
+        guest.host.finished["n1"] = msgspec.structs.replace(content, **changes)
+        nonce = f"n{len(guest.host.gave_up) + 2}"
+        with pytest.raises(AssertionError, match="make a full backup"):
+            guest.back_up(nonce, since="n1")

@@ -39,6 +39,7 @@ from unstuck.core.instance.requests import (
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.guest.datastores.mariadb.words import literal
 
+pytestmark = pytest.mark.slow
 ODD = "we\"ird \\ 'na_me`; DROP %s $1"
 OTHER = verifier("another")
 

@@ -9,7 +9,9 @@ import pytest
 
 from unstuck.runtime.locks import Held
 from unstuck.sim import journal as journals
-from unstuck.sim.cli import Part, main, random_case, run_case
+from unstuck.sim.campaign import run_case
+from unstuck.sim.cases import random_case
+from unstuck.sim.cli import Part, main
 from unstuck.sim.journal import Journal, Tried
 
 RANDOM = ["random", "--schedules", "6", "--jobs", "1"]

@@ -17,12 +17,15 @@ from unstuck.runtime.files import write_whole
 from unstuck.runtime.locks import FileLock
 
 
-class Tried(msgspec.Struct, frozen=True):
-    """One schedule that was run to its end."""
+class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One schedule that was run to its end; or ``schedules`` of them under one name, and ``pruned`` more
+    that did not have to be."""
 
     name: str
     effects: int
     violations: tuple[str, ...] = ()
+    schedules: int = 1
+    pruned: int = 0
 
 
 class Head(msgspec.Struct, frozen=True):

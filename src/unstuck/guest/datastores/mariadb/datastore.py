@@ -280,12 +280,12 @@ class MariaDB:
 
     # --- backups and restores
 
-    async def copy(self, nonce: str) -> BaseCopy:  # noqa: ARG002 (nothing in the server is named by it)
-        return await BaseCopy.begin(self)
+    async def copy(self, nonce: str, parent: Content | None) -> BaseCopy:  # noqa: ARG002 (names nothing here)
+        return await BaseCopy.begin(self, parent)
 
-    async def receive(self, want: DatabaseWant, content: Content) -> Unpacking:
+    async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
         await self.clear()
-        return await Unpacking.begin(self, want, content)
+        return await Unpacking.receiving(self, want, chain)
 
     async def sweep(self, nonce: str | None) -> None:
         """A copy holds nothing in the server that outlives its connection."""

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.mariadb import accounts
-from unstuck.guest.datastores.mariadb.base import FORM, WHOLE
+from unstuck.guest.datastores.mariadb.base import CHANGES, FORM, WHOLE
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.server import ORDERLY, PROGRAM, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
@@ -41,11 +42,14 @@ def damaged(reason: str) -> DatastoreError:
 class Unpacking:
     """One restore. Cut off anywhere, the next begins anew."""
 
-    def __init__(self, datastore: MariaDB, want: DatabaseWant, content: Content, making: Path) -> None:
+    def __init__(
+        self, datastore: MariaDB, want: DatabaseWant, chain: tuple[Content, ...], making: Path
+    ) -> None:
         self._datastore = datastore
         self._want = want
-        self._content = content
+        self._chain = chain
         self._making = making
+        self._number = 0
         self._tape = Tape()
         self._thread = ThreadPoolExecutor(1, "unpack")
         self._pipe = -1
@@ -56,30 +60,41 @@ class Unpacking:
     def _data(self) -> Path:
         return self._making / "data"
 
+    @property
+    def _changes(self) -> Path:
+        """A child's, until they are in the data."""
+        return self._making / "changes"
+
     @classmethod
-    async def begin(cls, datastore: MariaDB, want: DatabaseWant, content: Content) -> Unpacking:
-        _check(want, content)
+    async def receiving(cls, datastore: MariaDB, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
+        for number, content in enumerate(chain):
+            _check(want, content, FORM if number == 0 else CHANGES)
         free, _ = datastore.volume.space()
-        if content.size + SPARE > free:
-            need = (content.size + SPARE) >> 20
+        need = size_of(chain) + SPARE
+        if need > free:
+            need >>= 20
             raise DatastoreError(f"the backup needs {need} MiB and the volume has {free >> 20} MiB free",
                                  "resize the instance's volume", code="volume-full")  # fmt: skip
-        made = cls(datastore, want, content, datastore.volume.begin())
-        try:
-            binlog = made._making / "binlog"
-            await run(datastore.tools, ["mkdir", "-m", "0700", str(made._data), str(binlog)], 30)
-            await made._start()
-        except ToolFailed as error:
-            await made.close()
-            raise DatastoreError(str(error)) from error
-        return made
+        return cls(datastore, want, chain, datastore.volume.begin())
 
-    async def _start(self) -> None:
+    async def begin(self, number: int) -> None:
+        if number:
+            await self._unpacked()
+        self._number, self._tape = number, Tape()
+        target = self._changes if number else self._data
+        folders = [target] if number else [target, self._making / "binlog"]
+        await self._tool(["mkdir", "-m", "0700", *(str(folder) for folder in folders)], 30)
+        try:
+            await self._start(target)
+        except ToolFailed as error:
+            raise DatastoreError(str(error)) from error
+
+    async def _start(self, target: Path) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = writing
         try:
             self._child = await self._datastore.tools.start(
-                ["mbstream", "-x", "-C", str(self._data)],
+                ["mbstream", "-x", "-C", str(target)],
                 stdin=reading, stdout=self._words.fileno(), stderr=self._words.fileno(),
             )  # fmt: skip
         finally:
@@ -108,8 +123,9 @@ class Unpacking:
         raise DatastoreError(f"the backup cannot be unpacked: {words}", "resize the instance's volume",
                              code="volume-full" if full else "effect-failed")  # fmt: skip
 
-    async def unpacked(self) -> None:
-        """Whole, and of the place that its manifest says; then made into data of one moment."""
+    async def _unpacked(self) -> None:
+        """What was begun last is there, whole and of the place that its manifest says; it becomes data of one
+        moment, together with all that came before it."""
         os.close(self._pipe)
         self._pipe = -1
         try:
@@ -117,31 +133,37 @@ class Unpacking:
         except DatastoreError as error:
             raise damaged(error.reason) from error
         await self._ended()
-        if place != self._wanted:
-            raise damaged(f"it ends at {place.text}, not at {self._wanted.text}")
+        wanted = self._place(self._number)
+        if place != wanted:
+            raise damaged(f"it ends at {place.text}, not at {wanted.text}")
         await self._prepare()
+
+    async def unpacked(self) -> None:
+        await self._unpacked()
         # The copied server's settings have no say here.
         for name in (*OWN, "backup-my.cnf", "mariadb.pid"):
             await self._tool(["rm", "-f", str(self._data / name)], 30)
 
-    @property
-    def _wanted(self) -> Place:
+    def _place(self, number: int) -> Place:
         try:
-            return place_of(self._content.stop.lsn)
+            return place_of(self._chain[number].stop.lsn)
         except ValueError as error:
             raise damaged(str(error)) from error
 
     async def _prepare(self) -> None:
         memory = max(16, self._want.ram_mb // 4)
+        changes = [f"--incremental-dir={self._changes}"] if self._number else []
         try:
             said = await run(self._datastore.tools, [
-                "mariadb-backup", "--no-defaults", "--prepare", f"--target-dir={self._data}",
+                "mariadb-backup", "--no-defaults", "--prepare", f"--target-dir={self._data}", *changes,
                 f"--use-memory={memory}M",
             ], PREPARE)  # fmt: skip
         except ToolFailed as error:
-            raise damaged(str(error)) from error
+            raise _unprepared(str(error)) from error
         if not (said.splitlines() or [""])[-1].endswith(WHOLE):
             raise damaged(f"it could not be prepared: {said[-300:]}")
+        if changes:
+            await self._tool(["rm", "-rf", str(self._changes)], 300)
 
     async def _tool(self, command: list[str], seconds: float) -> None:
         try:
@@ -180,11 +202,11 @@ class Unpacking:
 
     async def _judge(self, child: Child, socket: Path, log: int) -> None:
         generation, lsn = await self._up(child, socket, log)
-        content = self._content
+        content, wanted = self._chain[-1], self._place(len(self._chain) - 1)
         if generation != content.system_identifier:
             raise damaged(f"it is of data {generation or 'without a name'}, not {content.system_identifier}")
-        if lsn < self._wanted.lsn:
-            raise damaged(f"its log ends at {lsn}, before {self._wanted.lsn}")
+        if lsn < wanted.lsn:
+            raise damaged(f"its log ends at {lsn}, before {wanted.lsn}")
         await self._end(child)
 
     async def _up(self, child: Child, socket: Path, log: int) -> tuple[str, int]:
@@ -226,15 +248,22 @@ class Unpacking:
         self._words.close()
 
 
-def _check(want: DatabaseWant, content: Content) -> None:
+def _unprepared(words: str) -> DatastoreError:
+    if "No space" in words or "errno: 28" in words or "Errcode: 28" in words:
+        return DatastoreError(f"the backup cannot be prepared: {words}", "resize the instance's volume",
+                              code="volume-full")  # fmt: skip
+    return damaged(f"it cannot be prepared: {words}")
+
+
+def _check(want: DatabaseWant, content: Content, form: str) -> None:
     found = content.datastore
     if found.type != want.datastore or found.version != want.version:
         reason = (
             f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {want.version}"
         )
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
-    if content.content != FORM:
-        reason = f"the backup holds {content.content[:40]!r}, and this agent reads {FORM!r} only"
+    if content.content != form:
+        reason = f"the backup holds {content.content[:40]!r}, and this agent reads {form!r} only"
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
 
 

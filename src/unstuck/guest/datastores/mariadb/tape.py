@@ -144,8 +144,8 @@ class Tape:
             place = Place(int(told["to_lsn"]), int(told["last_lsn"]), *self._binlog())
         except (KeyError, ValueError, IndexError):
             raise DatastoreError("the copy says not where it ends") from None
-        if start == 0 and told.get("backup_type") != "full-backuped":
-            raise DatastoreError("the copy is no full one")
+        if told.get("backup_type") != ("incremental" if start else "full-backuped"):
+            raise DatastoreError("the copy is not of the kind that it says")
         return start, place
 
     def _binlog(self) -> tuple[str, int, str]:

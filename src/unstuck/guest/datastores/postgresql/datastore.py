@@ -25,6 +25,7 @@ from unstuck.guest.datastores.postgresql.config import ADMIN, Places
 from unstuck.guest.datastores.postgresql.receive import Unpacking
 from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, Sessions, first_line
+from unstuck.guest.datastores.postgresql.walcopy import WalCopy
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -290,15 +291,17 @@ class PostgreSQL:
 
     # --- backups and restores
 
-    async def copy(self, nonce: str) -> BaseCopy:
+    async def copy(self, nonce: str, parent: Content | None) -> BaseCopy | WalCopy:
         living = self._server.find()
         if not isinstance(living, Living):
             raise DatastoreError("the server does not run")
+        if parent is not None:
+            return await WalCopy.begin(self, parent)
         return await BaseCopy.begin(self, self.tools, self.programs, self.places, living, nonce)
 
-    async def receive(self, want: DatabaseWant, content: Content) -> Unpacking:
+    async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
         await self.clear()
-        return await Unpacking.begin(self, want, content)
+        return await Unpacking.receiving(self, want, chain)
 
     async def sweep(self, nonce: str | None) -> None:
         """Remove slots of other attempts than this one: a slot never outlives its attempt."""
