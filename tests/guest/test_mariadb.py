@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,9 @@ from unstuck.core.instance.native import verifier
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase
 from unstuck.guest.datastores.mariadb.place import Place, place_of
+from unstuck.guest.datastores.mariadb.server import PROGRAM
 
+pytestmark = pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here")
 VERIFIER = verifier(PASSWORD)
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop", verifier=VERIFIER),))
 

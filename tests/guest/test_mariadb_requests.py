@@ -37,9 +37,13 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
+from unstuck.guest.datastores.mariadb.server import PROGRAM
 from unstuck.guest.datastores.mariadb.words import literal
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here"),
+]
 ODD = "we\"ird \\ 'na_me`; DROP %s $1"
 OTHER = verifier("another")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ def register(cloud: Cloud, folder: Path) -> str:
 
     manifest = read_manifest(folder)
     if manifest is None:
-        raise CliError(f"The image in {folder} is damaged; build it again: unstuck image build NAME.")
+        name = _name_in(folder)
+        raise CliError(f"The image in {folder} is damaged; build it again: unstuck image build {name}.")
     datastore, server = str(manifest["datastore"]), str(manifest["version"])
     kind = KINDS[datastore]
     series = kind.series(server)
@@ -44,6 +47,13 @@ def register(cloud: Cloud, folder: Path) -> str:
     image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": kind.least_mb})
     _set_version(cloud, datastore, series, server, image)
     return series
+
+
+def _name_in(folder: Path) -> str:
+    """Which datastore's the image is, as far as that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / "manifest.json").read_text())["datastore"])
+    return "NAME"
 
 
 def _upload(

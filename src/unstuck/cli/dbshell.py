@@ -14,9 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from unstuck.cli.cloud import connect, state_of
-from unstuck.cli.clouds import NAMES
-from unstuck.cli.dbcalls import Databases
+from unstuck.cli.dbcalls import databases
 from unstuck.cli.dbshown import connection, extension, first_address, login
 from unstuck.cli.errors import CliError
 from unstuck.cli.words import plain
@@ -54,9 +52,7 @@ def enter(
     state: Path | None, only: str | None = None,
 ) -> int:  # fmt: skip
     """Become the client; ``only``: for instances of this datastore."""
-    who, _ = NAMES.get(os.environ.get("OS_CLOUD", ""), NAMES["unstuck"])
-    with connect(state_of(state), who) as cloud:
-        api = Databases(cloud)
+    with databases(state) as api:
         shown = api.instance(name)
         manager = extension(shown).get("manager") or ""
         client = CLIENTS.get(manager)

@@ -11,7 +11,9 @@ from unstuck.api.database import (
     limits,
     mgmt,
     offered,
+    retention,
     root,
+    schedules,
     strategies,
     users,
 )
@@ -27,6 +29,8 @@ ROUTES: list[Route] = [
     *users.ROUTES,
     *root.ROUTES,
     *backups.ROUTES,
+    *retention.ROUTES,
+    *schedules.ROUTES,
     *strategies.ROUTES,
     *offered.ROUTES,
 ]
