@@ -48,8 +48,11 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 class Copy(Protocol):
     """A base backup that is being made by a tool, on a leash."""
 
-    async def read(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`."""
+    async def read(self, size: int, into: bytearray) -> bytes | memoryview:
+        """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`.
+
+        ``into`` has room for them; whoever can, reads into it and returns a view of it.
+        """
         ...
 
     async def look(self) -> tuple[Phase, int]:
@@ -68,8 +71,8 @@ class Copy(Protocol):
 class Receiver(Protocol):
     """Data that is being restored, under a temporary name."""
 
-    async def write(self, data: bytes) -> None:
-        """Raises :class:`DatastoreError`."""
+    async def write(self, data: bytes | memoryview) -> None:
+        """``data`` is not looked at after that. Raises :class:`DatastoreError`."""
         ...
 
     async def unpacked(self) -> None:

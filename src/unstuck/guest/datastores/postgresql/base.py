@@ -95,14 +95,13 @@ class BaseCopy:
 
     # --- what it gives
 
-    async def read(self, size: int) -> bytes:
+    async def read(self, size: int, into: bytearray) -> memoryview:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._read, size)
+        return await loop.run_in_executor(self._thread, self._read, size, into)
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, into: bytearray) -> memoryview:
         """Whole pieces; the last one is shorter. Its waits are short, so that closing need not break in."""
-        buffer = bytearray(size)
-        view, filled = memoryview(buffer), 0
+        view, filled = memoryview(into)[:size], 0
         waiter = select.poll()
         waiter.register(self._pipe, select.POLLIN)
         while filled < size:
@@ -116,9 +115,8 @@ class BaseCopy:
             filled += got
         if filled and self._phase is Phase.STARTING:
             self._phase = Phase.COPYING
-        data = bytes(view[:filled])
-        self._tape.feed(data)
-        return data
+        self._tape.feed(view[:filled])
+        return view[:filled]
 
     async def look(self) -> tuple[Phase, int]:
         pids = [] if self._child is None else [found.pid for found in offspring(self._child.pid)]

@@ -93,7 +93,7 @@ class Unpacking:
         finally:
             os.close(reading)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, _write_all, self._pipe, data)
@@ -215,7 +215,7 @@ class Unpacking:
         self._words.close()
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
