@@ -21,6 +21,9 @@ SLOT: Final = "unstuck_backup_"
 SLOT_KEEP_MB: Final = 4096
 """WAL that a backup's slot may hold back before the server lives on without it."""
 
+LOG_KEEP_MB: Final = 256
+"""WAL that stays on the volume after the server needs it no more: incremental backups come from there."""
+
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)?")
 _OURS: Final = frozenset({
     "archive_cleanup_command", "archive_command", "archive_library", "archive_mode", "bonjour",
@@ -31,7 +34,7 @@ _OURS: Final = frozenset({
     "max_slot_wal_keep_size", "max_wal_senders", "password_encryption", "port", "promote_trigger_file",
     "recovery_end_command", "restore_command", "session_preload_libraries", "shared_preload_libraries",
     "superuser_reserved_connections", "unix_socket_directories", "unix_socket_group",
-    "unix_socket_permissions", "wal_level", "zero_damaged_pages", "ignore_checksum_failure",
+    "unix_socket_permissions", "wal_keep_size", "wal_level", "zero_damaged_pages", "ignore_checksum_failure",
     "allow_system_table_mods", "include", "include_dir", "include_if_exists", "stats_temp_directory",
 })  # fmt: skip
 _OUR_KINDS: Final = (
@@ -121,6 +124,7 @@ def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
         "wal_level": "replica",
         "max_wal_senders": "4",
         "max_replication_slots": "8",
+        "wal_keep_size": f"{LOG_KEEP_MB}MB",
         "max_slot_wal_keep_size": f"{SLOT_KEEP_MB}MB",
         "superuser_reserved_connections": "5",
         "logging_collector": "off",
