@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import select
 import tempfile
@@ -25,7 +24,7 @@ from unstuck.guest.datastores.postgresql.config import ADMIN, SLOT, Places
 from unstuck.guest.datastores.postgresql.server import Living, offspring, ticks
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
 from unstuck.guest.datastores.postgresql.tape import Tape
-from unstuck.guest.tools import Child, ToolFailed, Tools, last_words
+from unstuck.guest.tools import Child, ToolFailed, Tools, enlarge, last_words
 
 if TYPE_CHECKING:
     from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 ASK: Final = 5.0
 END: Final = 30.0
 """Seconds for the tool to end after its stream has."""
-_F_SETPIPE_SZ: Final = 1031
 _PHASES: Final = {
     "initializing": Phase.STARTING,
     "waiting for checkpoint to finish": Phase.STARTING,
@@ -81,8 +79,7 @@ class BaseCopy:
     async def _start(self, tools: Tools, programs: Path, places: Places) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = reading
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(writing, _F_SETPIPE_SZ, 1 << 20)
+        enlarge(writing)
         where = f"host={places.sockets} port={self._living.port} user={ADMIN} application_name={self._slot}"
         try:
             self._child = await tools.start(
