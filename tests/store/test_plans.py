@@ -37,6 +37,9 @@ OFTEN: dict[str, tuple[Prepared, str]] = {
     "tombstones": (figures._TOMBSTONES, "ix_placements_tombstone"),
     "servers that failed": (figures._FAILED, "ix_servers_failed"),
     "servers that are off": (figures._OFF, "ix_servers_off"),
+    "backups that a project asked for": (database_quotas._OF_USERS, "ix_backups_quota"),
+    "its others, below": (database_quotas._OF_OTHERS[0], "ix_backups_quota"),
+    "its others, above": (database_quotas._OF_OTHERS[1], "ix_backups_quota"),
 }
 
 
@@ -46,6 +49,8 @@ def plan(tx: Tx, query: Prepared) -> str:
         tx.execute(sa.text("SET LOCAL enable_seqscan = off"))
     compiled: Any = query._statement.compile(dialect=tx.conn.dialect)
     values = {**compiled.params, **{name: 1 for name in compiled.params if name in ("now", "most", "wall")}}
+    # Nothing is equal to NULL, and PostgreSQL would not look at all.
+    values |= {name: "x" for name in ("project", "user") if values.get(name, "") is None}
     given: Any = values if tx.postgresql else tuple(values[name] for name in compiled.positiontup)
     prefix = "EXPLAIN " if tx.postgresql else "EXPLAIN QUERY PLAN "
     return "\n".join(str(row[-1]) for row in tx.conn.exec_driver_sql(prefix + compiled.string, given))
