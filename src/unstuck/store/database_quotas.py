@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Invalid, TooLarge
+from unstuck.store.backups_made import USER
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.quotas import UNLIMITED, lock_project
@@ -24,8 +25,6 @@ DEFAULTS: Final[dict[str, int]] = {
 """Instances, GiB of volumes, backups that somebody asked for, those made by schedules and the like, MiB of
 memory; -1: as much as a project likes."""
 PREFIX: Final = "database."
-USER: Final = "user"
-"""``made_by`` of a backup that somebody asked for."""
 
 
 class Usage(msgspec.Struct, frozen=True):
