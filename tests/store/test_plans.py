@@ -37,9 +37,6 @@ OFTEN: dict[str, tuple[Prepared, str]] = {
     "tombstones": (figures._TOMBSTONES, "ix_placements_tombstone"),
     "servers that failed": (figures._FAILED, "ix_servers_failed"),
     "servers that are off": (figures._OFF, "ix_servers_off"),
-    "backups that a project asked for": (database_quotas._OF_USERS, "ix_backups_quota"),
-    "its others, below": (database_quotas._OF_OTHERS[0], "ix_backups_quota"),
-    "its others, above": (database_quotas._OF_OTHERS[1], "ix_backups_quota"),
 }
 
 
@@ -49,8 +46,6 @@ def plan(tx: Tx, query: Prepared) -> str:
         tx.execute(sa.text("SET LOCAL enable_seqscan = off"))
     compiled: Any = query._statement.compile(dialect=tx.conn.dialect)
     values = {**compiled.params, **{name: 1 for name in compiled.params if name in ("now", "most", "wall")}}
-    # Nothing is equal to NULL, and PostgreSQL would not look at all.
-    values |= {name: "x" for name in ("project", "user") if values.get(name, "") is None}
     given: Any = values if tx.postgresql else tuple(values[name] for name in compiled.positiontup)
     prefix = "EXPLAIN " if tx.postgresql else "EXPLAIN QUERY PLAN "
     return "\n".join(str(row[-1]) for row in tx.conn.exec_driver_sql(prefix + compiled.string, given))
@@ -106,3 +101,12 @@ def test_room_is_summed_up_through_the_index_of_each_host_that_may_be_chosen(any
     found = any_store.transact(plan, servers._HOSTS_BY_ROOM)
     assert "ix_placements_host" in found
     assert "Seq Scan on placements" not in found
+
+
+@pytest.mark.parametrize("query", [database_quotas._OF_USERS, *database_quotas._OF_OTHERS])
+def test_backups_are_counted_by_who_made_them(store: Store, query: Prepared) -> None:
+    """Not among all of the project's: a thousand scheduled ones made each that somebody asked for slower.
+
+    On SQLite: what PostgreSQL chooses depends on how many there are (measured by ``make bench``).
+    """
+    assert "ix_backups_quota (project_id=? AND made_by" in store.transact(plan, query)
