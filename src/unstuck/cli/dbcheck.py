@@ -7,7 +7,7 @@ from typing import Any, Final
 from unstuck.blobs import images
 from unstuck.cli.checks import Check
 from unstuck.cli.cloud import Cloud
-from unstuck.cli.dbimage import LEAST_MB
+from unstuck.host.dbkinds import KINDS
 from unstuck.runtime.state import State
 
 AGAIN: Final = "as root, unstuck image build {datastore} --register"
@@ -45,8 +45,9 @@ def _version(cloud: Cloud, state: State, version: dict[str, Any]) -> Check:
             why, first = wrong
             return Check(name, "fault", f"{why}: none of it can be made", f"{first}{again}")
     assert root is not None
-    if root["min_ram"] < LEAST_MB:
-        detail = f"its image does not say that it needs {LEAST_MB} MiB: in less it never becomes healthy"
+    least = KINDS[datastore].least_mb if datastore in KINDS else 0
+    if root["min_ram"] < least:
+        detail = f"its image does not say that it needs {least} MiB: in less it never becomes healthy"
         return Check(name, "note", detail, again)
     return Check(name, "ok", f"server {version['version'] or 'of unknown version'}, image {root['name']}")
 
