@@ -35,6 +35,10 @@ def play(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def test_all_that_is_written_arrives_in_order_at_the_readers_pace() -> None:
     async def scene() -> None:
         draw = random.Random(7)
@@ -116,13 +120,13 @@ def test_a_side_that_has_gone_breaks_what_is_written_to_it() -> None:
 
 def test_it_leaves_no_descriptor_open() -> None:
     async def scene() -> None:
-        before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        before = open_files()
         for end in ("abort", "close"):
             for _ in range(20):
                 async with pair() as (wire, _):
                     wire.write(b"some")
                     getattr(wire, end)()
-        assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+        assert open_files() == before
 
     play(scene)
 
