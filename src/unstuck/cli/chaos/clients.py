@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import psycopg
+import pymysql
 
 DATABASE: Final = "shop"
 USER: Final = "anna"
@@ -88,5 +91,54 @@ class PostgreSQL:
         return name in ("postgres", "pg_basebackup")
 
 
-CLIENTS: Final[dict[str, Client]] = {"postgresql": PostgreSQL()}
+class _MariaSession:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def _do(self, query: str, *values: int) -> list[tuple[Any, ...]]:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(query, values or None)
+                return list(cursor.fetchall())
+        except pymysql.Error as error:
+            raise OSError(str(error)) from None
+
+    def create(self) -> None:
+        self._do("CREATE TABLE IF NOT EXISTS ledger (id bigint PRIMARY KEY, word char(32) NOT NULL)")
+
+    def insert(self, row: int) -> None:
+        self._do("INSERT INTO ledger VALUES (%s, md5(%s))", row, row)
+
+    def rows(self) -> list[tuple[int, bool]]:
+        return [(row[0], bool(row[1])) for row in self._do("SELECT id, word = md5(id) FROM ledger")]
+
+    def close(self) -> None:
+        with contextlib.suppress(pymysql.Error, OSError):
+            self._connection.close()
+
+
+class MariaDB:
+    """By PyMySQL, as any client."""
+
+    def connect(self, address: str, seconds: int = 5) -> Session:
+        sealed = ssl.create_default_context()
+        sealed.check_hostname, sealed.verify_mode = False, ssl.CERT_NONE
+        try:
+            return _MariaSession(
+                pymysql.connect(
+                    host=address, user=USER, password=PASSWORD, database=DATABASE, ssl=sealed,
+                    connect_timeout=seconds, read_timeout=20, write_timeout=20, autocommit=True,
+                )
+            )  # fmt: skip
+        except (pymysql.Error, OSError) as error:
+            raise OSError(str(error)) from None
+
+    def is_server(self, words: Sequence[bytes]) -> bool:
+        return bool(words) and words[0].endswith(b"/mariadbd")
+
+    def is_helper(self, name: str) -> bool:
+        return name in ("mariadb-backup", "mbstream")
+
+
+CLIENTS: Final[dict[str, Client]] = {"postgresql": PostgreSQL(), "mariadb": MariaDB()}
 """By the datastore's name. One that is registered and not here is named in the report as not driven."""

@@ -14,16 +14,18 @@ import httpx2
 import msgspec
 
 from unstuck.blobs.stores import StoresFile
-from unstuck.cli import boxes
+from unstuck.cli import boxes, dbimage
 from unstuck.cli.chaos.clients import CLIENTS, DATABASE, PASSWORD, USER, Client
 from unstuck.cli.cloud import COMPUTE, connect
 from unstuck.cli.dbcalls import Databases
 from unstuck.cli.demo_world import Failed, World, wait_for
 from unstuck.cli.errors import CliError
 from unstuck.core.backup.limits import Wish
+from unstuck.host.dbkinds import KINDS
 from unstuck.host.drivers.podman import cgroups
 from unstuck.runtime.files import write_whole
 from unstuck.runtime.processes import start_time
+from unstuck.runtime.state import State
 
 HERE: Final = "10.77.0.1/32"
 STATE_MB: Final = 2048
@@ -110,7 +112,10 @@ class ChaosWorld(World):
         """Two servers and two instances of each registered version, all of them in use."""
         self.unstuck("up", "--detach", "--driver", "qemu")
         write_whole(self.state.backup_stores, msgspec.json.encode(StoresFile(limits=LIMITS)))
-        self.unstuck("image", "build", "postgresql", "--folder", str(self.database_image), "--register")
+        for name in KINDS:
+            folder = dbimage.built(State(Path("/nonexistent")), name)
+            if folder is not None:
+                self.unstuck("image", "build", name, "--folder", str(folder), "--register")
         for number in (1, 2):
             self._server(f"server-{number}")
         with self.cloud() as cloud:
