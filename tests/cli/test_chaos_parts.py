@@ -14,12 +14,13 @@ import msgspec
 import pytest
 
 from unstuck.cli.chaos.checks import Checks, _compare
-from unstuck.cli.chaos.clients import PostgreSQL, Session
+from unstuck.cli.chaos.clients import CLIENTS, PostgreSQL, Session
 from unstuck.cli.chaos.faults import Done, Skipped, fill
 from unstuck.cli.chaos.lanes import Book, Lane, Record
 from unstuck.cli.chaos.load import Writer
 from unstuck.cli.chaos.report import Result, page
 from unstuck.cli.demo_world import Failed
+from unstuck.host.dbkinds import KINDS
 
 
 class Rows:
@@ -185,11 +186,17 @@ def test_the_filling_of_a_disk_is_taken_away(small_disk: Any) -> None:
     assert {path.name for path in place.iterdir()} <= {"precious", "more"}
 
 
+def test_every_datastore_that_there_is_can_be_driven() -> None:
+    assert CLIENTS.keys() == KINDS.keys()
+
+
 def test_which_process_is_the_server() -> None:
     client = PostgreSQL()
     assert client.is_server([b"/usr/lib/postgresql/15/bin/postgres", b"-D", b"/var/lib/data"])
     assert not client.is_server([b"postgres: checkpointer "])
     assert not client.is_server([])
+    assert CLIENTS["mariadb"].is_server([b"/usr/sbin/mariadbd", b"--defaults-file=x"])
+    assert not CLIENTS["mariadb"].is_server([b"mariadb-backup"])
 
 
 def test_the_page_holds_all_and_obeys_nothing() -> None:
