@@ -29,7 +29,7 @@ from unstuck.core.instance.control import (
     plan_control,
 )
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, DisableRoot, EnableRoot, Ok
-from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
+from unstuck.core.instance.view import Configured, DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Who
 from unstuck.core.server.data import Power, Thing, Want
@@ -76,6 +76,7 @@ class DatabaseHost(FakeHost):
             "generation": database.generation, "data": Thing.PRESENT, "server": ServerState.UP,
             "step": GuestStep.READY, "applied": True, "restart": database.restart,
             "root_enabled": want.server_id in self.roots, "volume_used_mb": 100, "volume_size_mb": 1000,
+            "configured": Configured(dict(database.parameters)),
             **self.sees, **self.views.get(want.server_id, {}),
         }  # fmt: skip
         who = msgspec.structs.replace(who, guest=made.incarnation)

@@ -217,7 +217,7 @@ def test_a_frozen_server_is_restarted_if_that_is_wanted(guest: Guest) -> None:
 def test_settings_and_access_change_in_the_running_server(guest: Guest) -> None:
     want = serve(guest)
     pid = guest.server_pid()
-    want = change(guest, want, settings={"work_mem": "7MB", "max_connections": "77"})
+    want = change(guest, want, parameters={"work_mem": "7MB", "max_connections": "77"})
     wait_for(lambda: guest.view().facts.get("pending_restart") == "max_connections")
     with guest.connect() as connection:
         assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)

@@ -292,7 +292,7 @@ class SimDatastore:
 
 
 def _config(want: DatabaseWant) -> str:
-    return msgspec.json.encode([want.cidrs, want.settings]).decode()
+    return msgspec.json.encode([want.cidrs, want.parameters]).decode()
 
 
 __all__ = ["PIECE", "Kept", "SimCopy", "SimDatastore", "Volume", "rows_in"]

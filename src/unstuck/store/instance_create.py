@@ -16,6 +16,7 @@ from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.core.server.data import Access, BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
 from unstuck.store import database_quotas, datastores
+from unstuck.store.configurations import configuration_for, hold_configuration
 from unstuck.store.engine import Tx
 from unstuck.store.flavors import FlavorRow, get_flavor
 from unstuck.store.images import image_for_boot
@@ -54,6 +55,7 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool = False
     cidrs: tuple[str, ...] | None = None
     protected: bool = False
+    configuration_id: str | None = None
 
 
 class NewIds(msgspec.Struct, frozen=True):
@@ -98,9 +100,15 @@ def _project(_asked: AskedInstance, _ids: NewIds, caller: Caller) -> str:
 def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -> str:
     """Insert the instance with its server and port; returns its id. Nothing is there when it raises."""
     flavor = flavor_for(tx, asked.flavor_id, caller)
-    # The project first, then the backup: in that order everywhere.
     database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
+    # The project first, then the configuration, then the backup: in that order everywhere.
+    if asked.configuration_id is not None:
+        hold_configuration(tx, asked.configuration_id)
     origin, chosen = _origin(tx, asked, caller)
+    if asked.configuration_id is not None:
+        configuration_for(
+            tx, asked.configuration_id, caller.project_id, chosen.version.id, flavor.ram_mb, None
+        )
     images, image_id = images_for_version(tx, chosen.version)
     check_memory(tx, flavor, image_id)
     ensure_service_project(tx)
@@ -270,6 +278,7 @@ def _insert(
         allowed_cidrs=msgspec.json.encode(asked.cidrs or ()).decode(),
         created=now.lease, created_wall=now.wall, updated_wall=now.wall,
         origin=msgspec.json.encode(origin).decode(), generation=ids.generation, restart=0, settings="{}",
+        configuration_id=asked.configuration_id,
         protected=asked.protected, deleted=False, restores=asked.backup_id, data_recorded=False, alive=False,
         seen_at=now.lease, seen_incarnation=0, seen_sequence=0, guest=0, guest_former="[]",
         hello_incarnation=0, hello_sequence=0, removed=False, settled=False, next_look=now.lease,

@@ -48,6 +48,7 @@ FACTS = (
     instances.c.removed, instances.c.protected, instances.c.trash_until_wall, instances.c.pending,
     instances.c.launched_wall, instances.c.restores, instances.c.seen, instances.c.alive,
     instances.c.seen_at, instances.c.guest, instances.c.failure, instances.c.settled,
+    instances.c.configuration_id,
     instances.c.next_look, instances.c.flavor_id, instances.c.ram_mb, instances.c.volume_gb,
 )  # fmt: skip
 """The columns that the facts are read from."""

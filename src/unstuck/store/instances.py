@@ -18,6 +18,7 @@ from unstuck.core.instance.status import BUILD, fault_of, status
 from unstuck.core.server.control import Outcome
 from unstuck.core.server.data import Access, BootImage, Flavor, OperationKind, Power, Server, Spec
 from unstuck.store import database_quotas, instance_backups, readable
+from unstuck.store.configurations import check_fit, get_configuration
 from unstuck.store.engine import Tx
 from unstuck.store.instance_create import (
     AskedInstance,
@@ -145,6 +146,9 @@ def resize_instance(
         raise Invalid(f"flavorRef: the instance has flavor {flavor_id} already.")
     spec = spec_of(tx, loaded.server_id)
     check_memory(tx, flavor, spec.images[0].id)
+    if loaded.row.configuration_id is not None:
+        group = get_configuration(tx, loaded.row.configuration_id, None)
+        check_fit(group.manager, group.texts(), flavor.ram_mb, instance_id)
     size = Flavor(flavor.vcpus, flavor.ram_mb, spec.flavor.disk_gb)
     _take_room(tx, loaded, spec.flavor, size, "flavorRef")
     shown = copy_of(msgspec.structs.replace(flavor, disk_gb=size.disk_gb))

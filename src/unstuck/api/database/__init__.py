@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unstuck.api.database import (
     backups,
+    configurations,
     databases,
     datastores,
     flavors,
@@ -28,5 +29,6 @@ ROUTES: list[Route] = [
     *root.ROUTES,
     *backups.ROUTES,
     *strategies.ROUTES,
+    *configurations.ROUTES,
     *offered.ROUTES,
 ]

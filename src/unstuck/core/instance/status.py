@@ -69,7 +69,8 @@ def _status(instance: Instance, now: Now) -> tuple[str, Fault | None]:
         return REBOOT, None
     if busy_until(instance, now) is not None:
         return BACKUP, None
-    if instance.seen is not None and instance.seen.facts.get("pending_restart"):
+    configured = None if instance.seen is None else instance.seen.configured
+    if configured is not None and configured.waiting:
         return RESTART_REQUIRED, None
     return ACTIVE, None
 
