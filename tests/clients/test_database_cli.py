@@ -256,8 +256,6 @@ def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("database configuration create c {} --datastore postgresql", "not offered"),
-        ("database configuration default shop", "not offered"),
         ("database log list shop", "not offered"),
         ("database ssl show shop", "not offered"),
         ("database instance promote shop", "not offered"),
@@ -274,5 +272,4 @@ def test_what_is_not_offered_is_said_to_the_user(openstack: Shell, line: str, wo
 
 
 def test_lists_of_what_is_not_offered_are_empty(openstack: Shell) -> None:
-    assert openstack.json("database configuration list") == []
     assert openstack.json("database cluster list") == []

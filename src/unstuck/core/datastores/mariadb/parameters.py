@@ -57,7 +57,7 @@ _LIST = listed(
     whole("innodb_write_io_threads", 1, 64, restart=True),
     whole("innodb_lock_wait_timeout", 0, 100000000, "s"),
     whole("innodb_thread_concurrency", 0, 1000),
-    real("innodb_max_dirty_pages_pct", 0, 99.999),
+    real("innodb_max_dirty_pages_pct", 0, 99),
     choice("innodb_flush_neighbors", "0", "1", "2"),
     choice("innodb_autoinc_lock_mode", "0", "1", "2", restart=True),
     whole("innodb_ft_min_token_size", 0, 16, restart=True),

@@ -54,7 +54,7 @@ _LIST = listed(
     choice("wal_compression", "on", "off", "pglz", "lz4", "zstd"),
     whole("wal_writer_delay", 1, 10000, "ms"),
     choice("synchronous_commit", "on", "off", "local"),
-    whole("commit_delay", 0, 100000, "us"),
+    whole("commit_delay", 0, 100000),
     whole("commit_siblings", 0, 1000),
     whole("bgwriter_delay", 10, 10000, "ms"),
     whole("bgwriter_lru_maxpages", 0, 2**30 - 1),
