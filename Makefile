@@ -35,8 +35,9 @@ test-all: setup s3 check sim-long ## the long simulation, then every test
 sim: setup ## a fixed part of the crashes at every effect, then 8000 random schedules
 	@$(BIN)/unstuck sim exhaustive --every 5 && $(BIN)/unstuck sim random --schedules 8000
 
-sim-long: setup ## a crash at every effect, then 200000 random schedules
-	@$(BIN)/unstuck sim exhaustive --databases-every 1 && $(BIN)/unstuck sim random --schedules 200000
+sim-long: setup ## a crash at every effect, every pair of faults, a million random schedules: hours; goes on where it was ended
+	@for mode in "exhaustive --databases-every 1" pairs "random --schedules 1000000"; do \
+	  $(BIN)/unstuck sim $$mode --resume .cache/sim-long.jsonl || exit 1; done
 
 bench: setup ## measured ratios (ARGS=--json for the machine's form)
 	@scripts/in-netns $(BIN)/python -m bench.run $(ARGS)

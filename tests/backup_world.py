@@ -113,6 +113,8 @@ class Upload:
             size=len(plain), chunks=self.chunks,
         )  # fmt: skip
         self.signer = signer
+        self.digest = ""
+        """Of the manifest that was written."""
         self.certificate = msgspec.json.decode(certificate, type=keys.Certificate)
 
     def signed(self, **changes: Any) -> bytes:

@@ -16,10 +16,10 @@ from tests.backup_world import Upload, new_keyring
 
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import prefix_of
-from unstuck.blobs.manifest import manifest_key
+from unstuck.blobs.manifest import digest, manifest_key
 from unstuck.blobs.objects import FolderObjects
 from unstuck.cli.main import run
-from unstuck.core.backup.content import Frame
+from unstuck.core.backup.content import Frame, Parent, Position
 
 PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
 
@@ -49,21 +49,27 @@ class Bucket:
         self.objects = FolderObjects(self.folder)
         self.upload = self.add("b-1", archive(self.FILES))
 
-    def add(self, backup_id: str, plain: bytes) -> Upload:
+    def add(self, backup_id: str, plain: bytes, parent: Upload | None = None, **says: object) -> Upload:
         project = self.keyring.new_project_key()
         key = self.keyring.new_backup_key(project)
         signer = keys.Signer.new()
         frame = Frame(
             cloud_id=self.keyring.public.cloud_id, project_id="p", instance_id="i", instance_name="shop",
             backup_id=backup_id, backup_name="nightly", attempt=1, nonce="n1", taken_at=1_700_000_000.0,
-            recipients=key.recipients, key=key.wrapped,
+            recipients=key.recipients, key=key.wrapped, generation="g",
+            parent=None if parent is None else Parent(parent.manifest.backup_id, parent.digest),
         )  # fmt: skip
         certificate = msgspec.json.encode(self.keyring.certify("host", signer.public)).decode()
         prefix = prefix_of(backup_id, 1, "n1")
         upload = Upload(frame, certificate, prefix, signer, key.recipient, plain)
+        if parent is not None:
+            says = {"start": parent.manifest.stop, "content": "wal", **says}
+        upload.manifest = msgspec.structs.replace(upload.manifest, **says)
         for name, data in upload.objects.items():
             self.objects.put_new(name, data)
-        self.objects.put_new(manifest_key(prefix), upload.signed())
+        signed = upload.signed()
+        upload.digest = digest(signed)
+        self.objects.put_new(manifest_key(prefix), signed)
         return upload
 
     def path(self, name: str) -> Path:
@@ -97,6 +103,42 @@ def test_a_backup_is_restored_exactly(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.recover("--restore", "b-1", "--to", str(target)) == 0
     assert found_in(target) == Bucket.FILES
     assert target.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_backup_is_restored_with_all_that_comes_before_it(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = bucket.add("b-2", archive({"0001": b"one", "0002": b"half"}), bucket.upload)
+    bucket.add("b-3", archive({"0002": b"two", "0003": b"three"}), first)
+    assert bucket.recover() == 0
+    assert "since b-2" in capsys.readouterr().out
+    target = tmp_path / "data"
+    assert bucket.recover("--restore", "b-3", "--to", str(target)) == 0
+    found = found_in(target)
+    settings = found.pop("postgresql.auto.conf")
+    assert b"restore_command = 'cp restored-log/%f %p'" in settings
+    assert found == {
+        **Bucket.FILES, "recovery.signal": b"", "restored-log/0001": b"one", "restored-log/0002": b"two",
+        "restored-log/0003": b"three",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["parent gone", "another parent", "gap"])
+def test_a_chain_that_does_not_hold_together_is_listed_as_such_and_never_restored(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    first = bucket.add("b-2", archive({"0001": b"one"}), bucket.upload)
+    if how == "another parent":
+        first.digest = "f" * 64
+    says = {"start": Position(1, "0/9")} if how == "gap" else {}
+    bucket.add("b-3", archive({"0002": b"two"}), first, **says)
+    if how == "parent gone":
+        (bucket.folder / first.prefix / "manifest.json").unlink()
+    assert bucket.recover() == 1
+    assert "FAULT  b-3: " in capsys.readouterr().out
+    assert bucket.recover("--restore", "b-3", "--to", str(tmp_path / "data")) == 1
+    assert "cannot be restored" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
 
 
 def damage(bucket: Bucket, how: str) -> str:

@@ -211,7 +211,7 @@ def test_backups_and_where_they_go(openstack: Shell, cloud: Databases) -> None:
         [listed] = openstack.json(f"database backup {line}")
         assert (listed["Name"], listed["Status"]) == ("monday", "NEW")
     refused(openstack, "database backup create tuesday -i shop", "under way")
-    refused(openstack, "database backup create tuesday -i shop --incremental", "incremental")
+    refused(openstack, "database backup create tuesday -i shop --incremental --parent monday", "monday")
     refused(openstack, "database backup create x --restore-from http://x --restore-size 1", "other clouds")
     line = "database instance create again --flavor m1.tiny --size 1 --backup monday"
     refused(openstack, line, "not finished")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 
 from tests.guest.host_double import Host, Served, wait_for
@@ -23,7 +24,7 @@ from tests.postgres import programs
 from unstuck.blobs.age import new_identity, recipient_of
 from unstuck.blobs.chunks import prefix_of
 from unstuck.blobs.objects import FolderObjects
-from unstuck.core.backup.content import Content
+from unstuck.core.backup.content import Content, Parent
 from unstuck.core.instance.scram import verifier
 from unstuck.core.instance.view import DatabaseView, GuestStep
 from unstuck.core.instance.want import BackupWant, DatabaseWant, Origin, WantedUser
@@ -155,10 +156,13 @@ class Guest:
         }  # fmt: skip
         return BackupWant(**(values | changes))
 
-    def back_up(self, nonce: str = "n1", seconds: float = 120.0) -> Content:
-        """Make a backup and wait until it is made."""
+    def back_up(self, nonce: str = "n1", seconds: float = 120.0, since: str | None = None) -> Content:
+        """Make a backup and wait until it is made; ``since``: the nonce of its parent."""
         assert self.host.want is not None
-        backup = self.backup_want(nonce)
+        backup = self.backup_want(nonce, generation=self.host.want.generation)
+        if since is not None:
+            parent = msgspec.structs.replace(self.host.finished[since], chunks=())
+            backup = msgspec.structs.replace(backup, since=Parent("backup-1", since), since_content=parent)
         self.host.wants(self.want(**_fields(self.host.want) | {"backup": backup}))
         try:
             wait_for(lambda: nonce in self.host.finished or nonce in self.host.gave_up, seconds)

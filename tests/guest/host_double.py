@@ -76,6 +76,8 @@ class Host:
         self.gave_up: dict[str, GiveUp] = {}
         self.source: tuple[str, Content, str] | None = None
         """Prefix, content and key of what a restore may read."""
+        self.above: list[tuple[str, Content, str]] = []
+        """The same of its parent, that one's parent, and so on."""
         self.away = False
         self.full: str | None = None
         """Why the blob store takes nothing now."""
@@ -115,8 +117,8 @@ class Host:
             case Answered(ask_id, text):
                 self.answers[ask_id] = text
                 self.asks.pop(ask_id, None)
-            case Fetch(index):
-                return await self._fetch(index)
+            case Fetch(index, above):
+                return await self._fetch(index, above)
             case _:
                 return await self._of_backup(request, blob), b""
         return Done(), b""
@@ -139,7 +141,8 @@ class Host:
         if isinstance(request, AskRestore):
             if self.source is None:
                 return Refused("gone", "there is no such backup")
-            return Restore(self.source[1], self.source[2])
+            source = [self.source, *self.above][request.above]
+            return Restore(source[1], source[2], len(self.above) - request.above)
         assert isinstance(request, Take | Renew | Store | Finish | GiveUp)
         nonce = request.nonce
         if nonce in self.over:
@@ -190,14 +193,16 @@ class Host:
         self.stored.setdefault(nonce, {})[chunk.index] = chunk
         return Done()
 
-    async def _fetch(self, index: int) -> tuple[Response, bytes]:
+    async def _fetch(self, index: int, above: int) -> tuple[Response, bytes]:
         self.fetched.append(index)
         if self.source is None:
             return Refused("gone", "there is no such backup"), b""
         if self.full is not None:
             return NotNow("unreachable", self.full, 0.2), b""
         await asyncio.sleep(self.slow)
-        data = await asyncio.to_thread(self.objects.get, chunk_key(self.source[0], index))
+        data = await asyncio.to_thread(
+            self.objects.get, chunk_key([self.source, *self.above][above][0], index)
+        )
         if data is None:
             return Refused("gone", f"piece {index} is not there"), b""
         return Done(), data

@@ -400,7 +400,7 @@ def test_a_deleted_backup_waits_for_a_restore_that_lives_and_not_for_one_that_do
     assert cloud.begin(backup_id).work is None
     assert cloud.facts(backup_id).readers == 1
     who = cloud.who("b")
-    assert cloud.store.read(backup_attempts.may_read, "h", who).id == backup_id
+    assert [row.id for row in cloud.store.read(backup_attempts.may_read, "h", who)] == [backup_id]
     set_instance(cloud.store, reader, alive=False, seen_at=0.0, created=cloud.row(backup_id).since - 601.0)
     with pytest.raises(Stale, match="deleted"):
         cloud.store.read(backup_attempts.may_read, "h", who)
@@ -415,9 +415,9 @@ def test_a_restore_reads_its_own_backup_and_only_until_its_data_is_there(cloud: 
         cloud.store.read(backup_attempts.grant_restore, "h", cloud.who(), cloud.keyring)
     cloud.active("b")
     reader = cloud.store.transact(add_instance, "b", restores=backup_id)
-    row, identity = cloud.store.read(backup_attempts.grant_restore, "h", cloud.who("b"), cloud.keyring)
-    assert row.id == backup_id
-    assert identity.startswith("AGE-SECRET-KEY-1")
+    granted = cloud.store.read(backup_attempts.grant_restore, "h", cloud.who("b"), cloud.keyring)
+    assert (granted.row.id, granted.parent, granted.parents) == (backup_id, None, 0)
+    assert granted.identity.startswith("AGE-SECRET-KEY-1")
     set_instance(cloud.store, reader, data_recorded=True)
     with pytest.raises(Stale):
         cloud.store.read(backup_attempts.grant_restore, "h", cloud.who("b"), cloud.keyring)

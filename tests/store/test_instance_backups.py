@@ -143,7 +143,8 @@ def test_an_instance_is_made_from_a_backup_and_reads_it_until_its_data_is_there(
     assert want is not None
     assert want.origin.backup_id == "b"
     cloud.hello("copy")
-    assert cloud.store.read(backup_attempts.may_read, "h", cloud.who("copy")).id == "b"
+    [readable] = cloud.store.read(backup_attempts.may_read, "h", cloud.who("copy"))
+    assert readable.id == "b"
     cloud.see(cloud.view("copy"), "copy")
     assert cloud.shown("copy") == ("ACTIVE", "HEALTHY")
     with pytest.raises(Stale):
@@ -156,7 +157,8 @@ def test_a_deleted_backup_is_kept_for_who_reads_it_and_looked_at_when_they_have_
     cloud.up("copy")
     cloud.hello("copy")
     cloud.store.transact(backups.delete_backup, "b", "p")
-    assert cloud.store.read(backup_attempts.may_read, "h", cloud.who("copy")).id == "b"
+    [readable] = cloud.store.read(backup_attempts.may_read, "h", cloud.who("copy"))
+    assert readable.id == "b"
     cloud.see(cloud.view("copy"), "copy")
     row = cloud.store.read(lambda tx: tx.execute(sa.select(table.c.settled, table.c.next_look)).one())
     assert not row.settled

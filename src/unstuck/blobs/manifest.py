@@ -13,7 +13,7 @@ import msgspec
 from unstuck.blobs import keys
 from unstuck.blobs.chunks import Chunk, chunk_key, prefix_of
 from unstuck.blobs.objects import Entry, sha256
-from unstuck.core.backup.content import Content, Datastore, Position
+from unstuck.core.backup.content import Content, Datastore, Parent, Position
 
 FORMAT: Final = 1
 NAME: Final = "manifest.json"
@@ -39,7 +39,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     system_identifier: str
     start: Position
     stop: Position
-    parent_id: str | None = None
+    parent: Parent | None = None
+    """The backup that has to be restored before this one."""
+    generation: str = ""
+    """Names the data that it is of; a parent's is the same."""
     content: str = "tar"
     compression: str = "zstd"
     encryption: str = "age"
@@ -107,7 +110,7 @@ def content(manifest: Manifest) -> Content:
     return Content(
         datastore=manifest.datastore, system_identifier=manifest.system_identifier, start=manifest.start,
         stop=manifest.stop, chunk_size=manifest.chunk_size, size=manifest.size, chunks=manifest.chunks,
-        content=manifest.content,
+        content=manifest.content, parent=manifest.parent, generation=manifest.generation,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from unstuck.blobs.chunks import chunk_key, open_chunk
 from unstuck.blobs.manifest import Manifest, ManifestError
 from unstuck.blobs.objects import Entry, Objects
 from unstuck.blobs.verify import MANIFEST_LARGEST
+from unstuck.core.backup.chain import LONGEST, fault_of
+from unstuck.core.backup.content import Parent
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -24,6 +26,11 @@ class Listed(msgspec.Struct, frozen=True):
     prefix: str
     manifest: Manifest | None
     fault: str | None
+    digest: str = ""
+
+
+class Broken(Exception):
+    """A backup that cannot be restored from what is in the store; why."""
 
 
 class Lost(Exception):
@@ -54,7 +61,29 @@ def _one(objects: Objects, entry: Entry, cloud_key: str, of_prefix: dict[str, li
         return Listed(prefix, None, str(error))
     lacking = manifests.missing(manifest, of_prefix[prefix])
     fault = f"{len(lacking)} of its pieces are missing or of another length" if lacking else None
-    return Listed(prefix, manifest, fault)
+    return Listed(prefix, manifest, fault, manifests.digest(data))
+
+
+def chain_of(found: list[Listed], backup_id: str) -> list[Manifest]:
+    """A backup and all that have to be restored before it, the full one first. Raises :class:`Broken`."""
+    chain: list[Manifest] = []
+    wanted: Parent | None = Parent(backup_id, "")
+    while wanted is not None:
+        mine = [item for item in found if item.prefix.split("/")[1] == wanted.id]
+        good = [item for item in mine if item.manifest is not None and item.fault is None]
+        if wanted.digest:  # a parent is one attempt's manifest and no other's
+            good = [item for item in good if item.digest == wanted.digest]
+        if not good or good[0].manifest is None:
+            why = "; ".join(item.fault for item in mine if item.fault) or "there is no manifest of it"
+            raise Broken(f"{'backup' if not chain else 'its parent'} {wanted.id}: {why}")
+        chain.insert(0, good[0].manifest)
+        wanted = good[0].manifest.parent
+        if len(chain) > LONGEST + 1:
+            raise Broken("its chain of parents has no end")
+    fault = fault_of([manifests.content(manifest) for manifest in chain])
+    if fault is not None:
+        raise Broken(f"its chain does not hold together: {fault}")
+    return chain
 
 
 def plain_pieces(objects: Objects, manifest: Manifest, identity: str) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ import msgspec
 from unstuck.blobs import manifest as manifests
 from unstuck.blobs.manifest import Manifest, ManifestError, manifest_key
 from unstuck.blobs.objects import Entry, Objects
+from unstuck.core.backup.content import Parent
 from unstuck.core.backup.data import Rotten
 
 MANIFEST_LARGEST: Final = 64 << 20
@@ -42,6 +43,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     recipients: tuple[str, ...]
     key: str
     attempt: int
+    parent: Parent | None = None
+    generation: str = ""
     host_id: str | None = None
     digest: str | None = None
 
@@ -121,10 +124,12 @@ def verify(objects: Objects, prefix: str, expected: Expected) -> Sound | Rotten:
 
 def _contradiction(found: Manifest, expected: Expected) -> str | None:
     for name in (
-        "cloud_id", "project_id", "instance_id", "backup_id", "attempt", "recipients", "key",
+        "cloud_id", "project_id", "instance_id", "backup_id", "attempt", "recipients", "key", "parent",
     ):  # fmt: skip
         if getattr(found, name) != getattr(expected, name):
             return name
+    if found.generation not in ("", expected.generation):
+        return "generation"
     return None
 
 

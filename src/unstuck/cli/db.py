@@ -266,6 +266,8 @@ def backup(
     /,
     *,
     call: str | None = None,
+    incremental: Annotated[bool, Parameter(negative="")] = False,
+    parent: str | None = None,
     seconds: Wait = 3600.0,
     state: State = None,
 ) -> int:
@@ -277,13 +279,18 @@ def backup(
         Name or id of the instance.
     call
         What to call the backup; without it the instance's name and the time.
+    incremental
+        Only what has changed since its newest backup; a full one, where there is none.
+    parent
+        Only what has changed since this backup (name or id).
     """
     with databases(state) as api:
         instance = api.instance(name)
         title = call or f"{instance['name']}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        made = api.ask("POST", "/backups", json={"backup": {"name": title, "instance": instance["id"]}})[
-            "backup"
-        ]
+        wanted = {"name": title, "instance": instance["id"], "incremental": int(incremental)}
+        if parent is not None:
+            wanted["parent_id"] = api.backup(parent)["id"]
+        made = api.ask("POST", "/backups", json={"backup": wanted})["backup"]
         seen = until_complete(api, made, seconds)
     print(seen["id"])
     return 0

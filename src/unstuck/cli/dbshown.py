@@ -64,11 +64,21 @@ def amount(count: int) -> str:
 
 def volume_for(api: Databases, source: dict[str, Any]) -> int:
     """GiB: as the instance that was backed up has, if it is still there; else what the data needs."""
-    needed = int(float(source.get("size") or 0) * 1.25) + 1
+    needed = int(_size_of_chain(api, source) * 1.25) + 1
     for item in api.all("instances"):
         if item["id"] == source["instance_id"]:
             return max(int(item["volume"]["size"]), needed)
     return needed
+
+
+def _size_of_chain(api: Databases, source: dict[str, Any]) -> float:
+    """GiB of a backup and of its parents, as far as they are not deleted."""
+    size, known = 0.0, {item["id"]: item for item in api.all("backups")}
+    found: dict[str, Any] | None = source
+    while found is not None:
+        size += float(found.get("size") or 0)
+        found = known.pop(found.get("parent_id") or "", None)
+    return size
 
 
 def first_address(item: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from cyclopts import Parameter
@@ -20,6 +20,11 @@ from cyclopts import Parameter
 from unstuck.cli.errors import CliError
 from unstuck.cli.storeat import location
 from unstuck.cli.words import counted, plain
+
+LOG: Final = "wal"
+"""What incremental backups hold of PostgreSQL."""
+RESTORED_LOG: Final = "restored-log"
+"""Where it is put, below the restored folder."""
 
 if TYPE_CHECKING:
     from unstuck.blobs.keys import Recovery
@@ -87,9 +92,10 @@ def recover(
 
 
 def _list(objects: Objects, file: Recovery) -> int:
-    from unstuck.blobs.restore import list_backups
+    from unstuck.blobs.restore import Broken, chain_of, list_backups
 
     found = list_backups(objects, file.cloud_key)
+    broken = 0
     for item in found:
         if item.manifest is None:
             print(plain(f"FAULT  {item.prefix}: {item.fault}"))
@@ -100,12 +106,18 @@ def _list(objects: Objects, file: Recovery) -> int:
             plain(
                 f"{known.backup_id}  {taken}  {known.datastore.type} {known.datastore.server_version}  "
                 f"{known.size} bytes  instance {known.instance_name} ({known.instance_id})  "
-                f"backup {known.backup_name}"
+                f"backup {known.backup_name}" + (f"  since {known.parent.id}" if known.parent else "")
             )
         )
         if item.fault:
             print(plain(f"FAULT  {known.backup_id}: {item.fault}"))
-    bad = sum(item.fault is not None for item in found)
+        elif known.parent is not None:
+            try:
+                chain_of(found, known.backup_id)
+            except Broken as error:
+                broken += 1
+                print(plain(f"FAULT  {known.backup_id}: {error}"))
+    bad = broken + sum(item.fault is not None for item in found)
     print(f"{counted(len(found), 'backup')} of cloud {file.cloud_id}, {bad} of them not whole.")
     return 1 if bad else 0
 
@@ -113,28 +125,34 @@ def _list(objects: Objects, file: Recovery) -> int:
 def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
     from unstuck.blobs.chunks import Damaged
     from unstuck.blobs.keys import BadKey
-    from unstuck.blobs.restore import Lost, list_backups, plain_pieces
+    from unstuck.blobs.restore import Broken, Lost, chain_of, list_backups, plain_pieces
 
-    all_of_it = list_backups(objects, file.cloud_key)
-    mine = [item for item in all_of_it if item.prefix.split("/")[1] == backup_id]
-    good = [item.manifest for item in mine if item.manifest is not None and item.fault is None]
-    if not good:
-        why = "; ".join(item.fault for item in mine if item.fault) or "there is no manifest of it"
-        raise CliError(f"Backup {backup_id} cannot be restored: {why}.")
-    manifest = good[0]
-    if manifest.content != "tar":
-        raise CliError(f"Backup {backup_id} holds {manifest.content}, which this version cannot unpack.")
+    try:
+        chain = chain_of(list_backups(objects, file.cloud_key), backup_id)
+    except Broken as error:
+        raise CliError(f"Backup {backup_id} cannot be restored: {error}.") from None
+    for number, manifest in enumerate(chain):
+        if manifest.content != (LOG if number else "tar"):
+            raise CliError(
+                f"Backup {manifest.backup_id} holds {manifest.content}, which this version cannot unpack."
+            )
     target = to.expanduser().absolute()
     if target.exists():
         raise CliError(f"{target} is there already: name a folder that is not.")
     target.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(manifest.size for manifest in chain)
     free = shutil.disk_usage(target.parent).free
-    if free < manifest.size:
-        raise CliError(f"{target.parent} has {free} bytes free, and the backup holds {manifest.size}.")
+    if free < size:
+        raise CliError(f"{target.parent} has {free} bytes free, and the backup holds {size}.")
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     part.mkdir()
     try:
-        _unpack(plain_pieces(objects, manifest, file.identity), part)
+        for number, manifest in enumerate(chain):
+            folder = part if number == 0 else part / RESTORED_LOG
+            folder.mkdir(exist_ok=True)
+            _unpack(plain_pieces(objects, manifest, file.identity), folder, over=number > 0)
+        if len(chain) > 1:
+            _replay(part)
         part.rename(target)
     except (Damaged, Lost, BadKey) as error:
         raise CliError(f"Backup {backup_id} cannot be restored, and nothing was left: {error}.") from None
@@ -145,26 +163,42 @@ def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
         raise CliError(f"Backup {backup_id} was not restored, and nothing was left: {what}.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    made = manifest.datastore
-    print(plain(f"Restored {manifest.size} bytes of {made.type} into {target}."))
+    made = chain[-1].datastore
+    print(plain(f"Restored {size} bytes of {made.type} into {target}."))
     print(plain(f"A server of that version can be started on it: {made.type} {made.server_version}."))
+    if len(chain) > 1:
+        print(f"At its start it replays the log in {RESTORED_LOG}, which can be removed after that.")
     return 0
 
 
-def _unpack(pieces: Iterator[bytes], folder: Path) -> None:
+def _replay(folder: Path) -> None:
+    """The server reads the log of the incremental backups at its first start, and goes on by itself."""
+    settings = (
+        f"restore_command = 'cp {RESTORED_LOG}/%f %p'\n"
+        "recovery_target_timeline = 'current'\nrecovery_target_action = 'promote'\nhot_standby = off\n"
+    )
+    with (folder / "postgresql.auto.conf").open("a") as file:
+        file.write(settings)
+    (folder / "recovery.signal").touch()
+
+
+def _unpack(pieces: Iterator[bytes], folder: Path, *, over: bool = False) -> None:
     """All pieces are read to the end: what lies behind the archive's end is checked as well."""
     from unstuck.blobs.restore import PiecesFile
 
     with tarfile.open(fileobj=PiecesFile(pieces), mode="r|", bufsize=1 << 20) as archive:
         for member in archive:
-            _unpack_one(archive, member, folder)
+            _unpack_one(archive, member, folder, over=over)
     for _ in pieces:
         pass
     os.sync()
 
 
-def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Files and folders below ``folder``, for their owner only; a base backup holds nothing else."""
+def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, *, over: bool) -> None:
+    """Files and folders below ``folder``, for their owner only; a base backup holds nothing else.
+
+    ``over``: in the place of files that are there, which are segments of the same log.
+    """
     parts = Path(member.name).parts
     if member.name.startswith("/") or ".." in parts:
         raise tarfile.TarError(f"it names {member.name!r}, which lies outside")
@@ -176,5 +210,5 @@ def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path)
     if data is None:
         raise tarfile.TarError(f"{member.name!r} is neither a file nor a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
+    with path.open("wb" if over else "xb") as file:
         shutil.copyfileobj(data, file, 1 << 20)

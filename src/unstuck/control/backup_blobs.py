@@ -57,6 +57,8 @@ class ThreadedBlobs:
             "datastore": manifest.datastore, "system_identifier": manifest.system_identifier,
             "start": manifest.start, "stop": manifest.stop, "chunks": len(manifest.chunks),
             "stored": sum(chunk.sealed_length for chunk in manifest.chunks), "taken_at": manifest.taken_at,
+            "chunk_size": manifest.chunk_size, "content": manifest.content, "parent": manifest.parent,
+            "generation": manifest.generation,
         }  # fmt: skip
         written = Written(answer.prefix, answer.digest, manifest.size, msgspec.json.encode(says).decode())
         return Verified(manifest.size), written
@@ -77,7 +79,7 @@ class ThreadedBlobs:
             cloud_id=self._keyring.public.cloud_id, cloud_key=self._keyring.public.signing,
             project_id=row.project_id, instance_id=row.instance_id, backup_id=row.id,
             recipients=row.recipients, key=row.key, attempt=plan.attempt, host_id=nonces.get(prefix),
-            digest=plan.digest,
+            digest=plan.digest, parent=work.parent, generation=row.generation,
         )  # fmt: skip
         return checks.verify(objects, prefix, expected)
 

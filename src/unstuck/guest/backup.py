@@ -224,7 +224,8 @@ class Attempt:
 
     async def _work(self) -> None:
         self._port.spawn("renewing", self._renew_forever())
-        self._copy = copy = await self._effect("guest.copy", lambda: self._datastore.copy(self.nonce))
+        parent = self._want.since_content
+        self._copy = copy = await self._effect("guest.copy", lambda: self._datastore.copy(self.nonce, parent))
         for _ in range(WORKERS):
             self._workers += 1
             self._port.spawn("packing", self._pack_all())
@@ -254,6 +255,9 @@ class Attempt:
             chunk_size=self._want.chunk_size,
             size=self._size,
             chunks=tuple(self._chunks[number] for number in range(index)),
+            content=copied.content,
+            parent=self._want.since,
+            generation=self._want.generation,
         )
         await self._finish(content)
 

@@ -39,16 +39,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy that is whole consists of."""
+    """What a copy that is whole consists of. ``content``: the form of its data."""
 
     datastore: Source
     system_identifier: str
     start: Position
     stop: Position
+    content: str = "tar"
 
 
 class Copy(Protocol):
-    """A base backup that is being made by a tool, on a leash."""
+    """A backup that is being made; by a tool, it is on a leash."""
 
     async def read(self, size: int) -> bytes:
         """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`."""
@@ -68,7 +69,14 @@ class Copy(Protocol):
 
 
 class Receiver(Protocol):
-    """Data that is being restored, under a temporary name."""
+    """Data that is being restored, under a temporary name: a full backup, then its children."""
+
+    async def begin(self, number: int) -> None:
+        """What is written from now on belongs to this one of the chain, from 0; all of the one before was.
+
+        Raises :class:`DatastoreError`.
+        """
+        ...
 
     async def write(self, data: bytes) -> None:
         """Raises :class:`DatastoreError`."""
@@ -108,9 +116,16 @@ class Datastore(Protocol):
 
     async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer: ...
 
-    async def copy(self, nonce: str) -> Copy: ...
+    async def copy(self, nonce: str, parent: Content | None) -> Copy:
+        """Begin a full backup; with a ``parent`` (which comes without its pieces) what has changed since.
 
-    async def receive(self, want: DatabaseWant, content: Content) -> Receiver: ...
+        Raises :class:`DatastoreError`; final where no repetition can help, as when its log has gone.
+        """
+        ...
+
+    async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Receiver:
+        """Begin a restore; ``chain`` begins with the full backup. The volume has to have room for all."""
+        ...
 
     async def sweep(self, nonce: str | None) -> None:
         """Remove what other attempts than this left in the running server."""

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from unstuck.blobs.chunks import Damaged, open_chunk
+from unstuck.core.backup.chain import LONGEST, fault_of, size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guestwire import (
     AskRestore,
@@ -49,20 +50,40 @@ async def restore(
 ) -> None:
     """From its first piece to the instance's data. Raises :class:`DatastoreError`."""
     run = _Restoring(port, control, threads, moved)
-    granted = await run.say("guest.ask-restore", AskRestore())
-    if not isinstance(granted, Restore):
-        raise DatastoreError("the host answered with something else", REMEDY)
-    content = granted.content
-    _check(content)
-    receiver = await port.effect("guest.receive", lambda: datastore.receive(want, content))
+    links = await _chain(run)
+    chain = tuple(link.content for link in links)
+    receiver = await port.effect("guest.receive", lambda: datastore.receive(want, chain))
     try:
-        await run.fill(receiver, content, granted.identity)
+        run.total = size_of(chain)
+        for number, link in enumerate(links):
+            await port.effect("guest.unpack-next", functools.partial(receiver.begin, number))
+            await run.fill(receiver, link, len(links) - number - 1)
         await port.effect("guest.unpacked", receiver.unpacked)
         await port.effect("guest.prove", receiver.prove)
         await port.effect("guest.publish", receiver.publish)
     finally:
         run.over = True
         await port.effect("guest.receive-close", receiver.close)
+
+
+async def _chain(run: _Restoring) -> list[Restore]:
+    """The full backup first. Nothing is begun with one that does not hold together."""
+    found: list[Restore] = []
+    parents = 1
+    while len(found) < parents:
+        granted = await run.say("guest.ask-restore", AskRestore(len(found)))
+        if not isinstance(granted, Restore):
+            raise DatastoreError("the host answered with something else", REMEDY)
+        if not found:
+            parents = granted.parents + 1
+        _check(granted.content)
+        found.insert(0, granted)
+        if parents > LONGEST + 1:
+            raise damaged(f"it has {granted.parents} parents")
+    fault = fault_of([link.content for link in found])
+    if fault is not None:
+        raise damaged(f"its chain does not hold together: {fault}")
+    return found
 
 
 def damaged(reason: str) -> DatastoreError:
@@ -88,7 +109,9 @@ class _Restoring:
         self._plain: dict[int, bytes] = {}
         self._error: DatastoreError | None = None
         self._done = 0
-        self._total = 0
+        self._fetching = 0
+        """Which backup of the chain is fetched: those who fetched the one before have ended."""
+        self.total = 0
         self.over = False
 
     async def say(self, name: str, request: Request) -> Response:
@@ -107,22 +130,23 @@ class _Restoring:
                 raise DatastoreError(f"the backup cannot be had: {answer.reason}", REMEDY, final=True,
                                      code="backup-refused")  # fmt: skip
             if not isinstance(answer, NotNow):
-                self._moved(self._done, self._total, "")
+                self._moved(self._done, self.total, "")
                 return answer, blob
             if self.over or self._error is not None:
                 raise DatastoreError("it is over")
             tries += 1
-            self._moved(self._done, self._total, answer.reason)
+            self._moved(self._done, self.total, answer.reason)
             wait = max(answer.seconds, backoff(tries, 0.5, 30.0))
             await self._port.pause(wait, self._key)
 
-    async def fill(self, receiver: Receiver, content: Content, identity: str) -> None:
-        """Write all pieces in their order, while the next ones come."""
-        self._total = content.size
-        self._moved(0, self._total, "")
+    async def fill(self, receiver: Receiver, link: Restore, above: int) -> None:
+        """Write all pieces of one backup in their order, while the next ones come."""
+        self._next = self._written = 0
+        self._fetching += 1
+        self._moved(self._done, self.total, "")
         for number in range(AHEAD):
-            self._port.spawn("fetching", self._fetch_all(content, identity, number))
-        for chunk in content.chunks:
+            self._port.spawn("fetching", self._fetch_all(link, above, number, self._fetching))
+        for chunk in link.content.chunks:
             while chunk.index not in self._plain:
                 if self._error is not None:
                     raise self._error
@@ -131,23 +155,25 @@ class _Restoring:
             await self._port.effect("guest.unpack", functools.partial(receiver.write, plain))
             self._done += len(plain)
             self._written += 1
-            self._moved(self._done, self._total, "")
+            self._moved(self._done, self.total, "")
             for number in range(AHEAD):
                 self._port.wake(f"{self._key}-{number}")
 
-    async def _fetch_all(self, content: Content, identity: str, number: int) -> None:
-        while not self.over and self._error is None and self._next < len(content.chunks):
+    async def _fetch_all(self, link: Restore, above: int, number: int, turn: int) -> None:
+        chunks = link.content.chunks
+        while not self.over and self._error is None and turn == self._fetching and self._next < len(chunks):
             if self._next > self._written + AHEAD:
                 await self._port.pause(1.0, f"{self._key}-{number}")
                 continue
-            chunk = content.chunks[self._next]
+            chunk = chunks[self._next]
             self._next += 1
             try:
-                answer, sealed = await self._ask("guest.fetch", Fetch(chunk.index))
+                answer, sealed = await self._ask("guest.fetch", Fetch(chunk.index, above))
                 if not isinstance(answer, Done):
                     raise damaged(f"the host has no piece {chunk.index}")
                 self._plain[chunk.index] = await self._port.effect(
-                    "guest.open", functools.partial(self._threads, open_chunk, chunk, sealed, identity)
+                    "guest.open",
+                    functools.partial(self._threads, open_chunk, chunk, sealed, link.identity),
                 )
             except Damaged as error:
                 self._error = damaged(str(error))

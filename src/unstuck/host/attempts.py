@@ -107,6 +107,7 @@ class Attempts:
         stored = [chunk for _, chunk in sorted(attempt.ledger.chunks.items())]
         if list(ask.content.chunks) != stored:
             raise refuse("invalid", "the pieces that it consists of are not those that were stored")
+        _check_origin(ask.content, attempt.taken.frame)
         if attempt.ledger.digest is None:
             written = await self._write(attempt, ask.content)
             await self._note(lambda: attempt.ledger.finish(written))
@@ -230,7 +231,16 @@ class Attempts:
 
 def manifest_of(frame: Frame, content: Content) -> manifests.Manifest:
     """What the store knows of the backup, and what the guest says of its content."""
-    return manifests.Manifest(**msgspec.structs.asdict(frame), **msgspec.structs.asdict(content))
+    return manifests.Manifest(**{**msgspec.structs.asdict(content), **msgspec.structs.asdict(frame)})
+
+
+def _check_origin(content: Content, frame: Frame) -> None:
+    """An agent that knows nothing of incremental backups makes a full one, and signs it as what it is not."""
+    if content.parent != frame.parent:
+        wanted = "a full backup" if frame.parent is None else f"a child of backup {frame.parent.id}"
+        raise refuse("invalid", f"the guest's agent did not make {wanted}")
+    if frame.generation and content.generation not in ("", frame.generation):
+        raise refuse("invalid", "the guest's agent has backed up other data than this instance's")
 
 
 def _disk(error: OSError | ValueError) -> NotNow:

@@ -219,7 +219,7 @@ class GuestService:
             case GiveUp():
                 return await held.attempts.give_up(request), b""
             case AskRestore():
-                return await held.restores.ask(), b""
+                return await held.restores.ask(request), b""
             case Fetch():
                 return await held.restores.fetch(request)
             case Hello():

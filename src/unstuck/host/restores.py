@@ -1,32 +1,37 @@
-"""Restores: a guest reads what its grant names, piece by piece, and nothing else."""
+"""Restores: a guest reads what its grants name, piece by piece, and nothing else.
+
+A backup and each of its parents has a grant of its own, with its own key.
+"""
 
 from __future__ import annotations
 
 from unstuck.blobs.chunks import chunk_key
-from unstuck.core.instance.guestwire import Done, Fetch, Response, Restore
+from unstuck.core.backup.chain import LONGEST
+from unstuck.core.instance.guestwire import AskRestore, Done, Fetch, Response, Restore
 from unstuck.core.instance.wire import AskGrant, RestoreGrant, Who
 from unstuck.host.guestcalls import Desk, Guest, refuse
 from unstuck.host.pieces import Pieces, Through
 
 
 class Restores:
-    """The restore of one guest. The grant, and the key in it, stay in memory."""
+    """The restore of one guest. The grants, and the keys in them, stay in memory."""
 
     def __init__(self, desk: Desk, guest: Guest) -> None:
         self._desk = desk
         self._guest = guest
-        self._grant: RestoreGrant | None = None
+        self._of = ""
+        self._grants: dict[int, RestoreGrant] = {}
 
     def forget(self) -> None:
-        """The data is there: the grant has served its purpose."""
-        self._grant = None
+        """The data is there: the grants have served their purpose."""
+        self._grants = {}
 
-    async def ask(self) -> Response:
-        grant = await self._granted(afresh=True)
-        return Restore(grant.content, grant.identity)
+    async def ask(self, ask: AskRestore) -> Response:
+        grant = await self._granted(ask.above, afresh=True)
+        return Restore(grant.content, grant.identity, grant.parents)
 
     async def fetch(self, ask: Fetch) -> tuple[Response, bytes]:
-        grant = await self._granted()
+        grant = await self._granted(ask.above)
         if not 0 <= ask.index < len(grant.content.chunks):
             raise refuse("invalid", f"the backup has no piece {ask.index}")
         chunk = grant.content.chunks[ask.index]
@@ -38,19 +43,23 @@ class Restores:
             raise refuse("invalid", f"piece {ask.index} of the backup is not the object that was written")
         return Done(), found
 
-    async def _granted(self, *, afresh: bool = False) -> RestoreGrant:
+    async def _granted(self, above: int, *, afresh: bool = False) -> RestoreGrant:
         want = self._guest.database
         if want.origin.backup_id is None:
             raise refuse("gone", "the instance is not made from a backup")
         if want.data_recorded:
             raise refuse("gone", "the instance has its data")
-        grant = self._grant
-        if afresh or grant is None or grant.backup_id != want.origin.backup_id:
-            word = AskGrant(self._who())
+        if not 0 <= above <= LONGEST:
+            raise refuse("invalid", "`above` is none of the backup's parents")
+        if self._of != want.origin.backup_id:
+            self._of, self._grants = want.origin.backup_id, {}
+        grant = self._grants.get(above)
+        if afresh or grant is None:
+            word = AskGrant(self._who(), above)
             grant = await self._desk.call("grant", "gone", lambda: self._desk.control.restore_grant(word))
-            if grant.backup_id != want.origin.backup_id:
+            if above == 0 and grant.backup_id != want.origin.backup_id:
                 raise refuse("gone", "another backup was granted than the instance is made from")
-            self._grant = grant
+            self._grants[above] = grant
         return grant
 
     def _pieces(self, grant: RestoreGrant) -> Pieces:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 TURNS = 8
 ACTS = (
-    "backup", "backup", "backup", "backup-direct", "cancel", "delete-backup", "restart", "resize", "restore",
+    "backup", "backup", "backup", "backup-direct", "backup-child", "cancel", "delete-backup",
+    "restart", "resize", "restore",
     "delete", "delete-to-trash", "undelete", "rebuild", "write", "create-user",
     "agent-dies", "agent-gone", "agent-frozen", "blobs", "blobs-ok", "hang", "hang-over", "control-away",
     "host-agents", "pause", "unpause", "volume-full", "volume-free", "server-crash",
@@ -53,9 +54,10 @@ class Deeds:
         name = user.choose(tuple(self.instances))
         backup = user.choose(tuple(self._backups)) if self._backups else None
         match act:
-            case "backup" | "backup-direct":
+            case "backup" | "backup-direct" | "backup-child":
                 new = f"b{len(self._backups)}"
-                if await user.backup(new, name, location=DIRECT if act == "backup-direct" else None):
+                where = DIRECT if act == "backup-direct" else None
+                if await user.backup(new, name, location=where, incremental=act == "backup-child"):
                     self._backups.append(new)
             case "cancel" if backup:
                 await user.cancel(backup)

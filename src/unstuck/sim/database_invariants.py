@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from unstuck.blobs import manifest as manifests
 from unstuck.blobs.chunks import Damaged, chunk_key, open_chunk
-from unstuck.blobs.manifest import ManifestError
+from unstuck.blobs.manifest import Manifest, ManifestError
 from unstuck.core.backup.change import UPLOAD_AT_LONGEST
-from unstuck.core.backup.content import Content
+from unstuck.core.backup.content import Content, Parent
 from unstuck.core.backup.control import LEASE
 from unstuck.core.backup.data import Backup, Ending, Unanswered
 from unstuck.core.instance.status import BACKUP, status
@@ -19,6 +19,7 @@ from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.sim.datastore import rows_in
 from unstuck.sim.invariants import Truth
+from unstuck.store.backup_chain import chain_of
 from unstuck.store.backup_rows import BackupRow, load_backup
 from unstuck.store.clock import clock_row
 from unstuck.store.cloud_keys import project_key
@@ -65,6 +66,12 @@ _RESTORING = Prepared(
     sa.select(sa.func.count()).where(
         instances.c.restores == sa.bindparam("backup"), sa.not_(instances.c.data_recorded),
         sa.not_(instances.c.deleted),
+    )
+)  # fmt: skip
+_NEEDED = Prepared(
+    sa.select(backups.c.id).where(
+        backups.c.parent_id == sa.bindparam("backup"), sa.not_(backups.c.deleted),
+        sa.or_(backups.c.ended.is_(None), backups.c.ended == "COMPLETED"),
     )
 )  # fmt: skip
 _ABSENT = Prepared(
@@ -178,6 +185,9 @@ class DatabaseTruth:
                 self.fail(f"live object removed: {key} of a complete backup")
         elif backup.deleted and _RESTORING.scalar(tx, backup=row.id):
             self.fail(f"live object removed: {key} is being restored from (attempt {run})")
+        child = _NEEDED.scalar(tx, backup=row.id)
+        if child is not None and row.prefix == key.rpartition("/")[0]:
+            self.fail(f"live object removed: {key}, and backup {child} cannot be restored without")
 
     def data_made(self, inside: Inside, want: DatabaseWant) -> None:
         """Data only once, and never in the place of what a backup holds (law 3)."""
@@ -272,9 +282,23 @@ class DatabaseTruth:
             except Damaged as error:
                 return str(error)
         kept = rows_in(plain)
-        if list(kept.rows) != self.timelines[kept.timeline][: int(manifest.stop.lsn)]:
+        if list(kept.rows) != self.timelines[kept.timeline][kept.since : int(manifest.stop.lsn)]:
             return "its rows are not those at its position"
-        return None
+        return self._flaw_above(tx, row, manifest, kept.since)
+
+    def _flaw_above(self, tx: Tx, row: BackupRow, manifest: Manifest, since: int) -> str | None:
+        """A child goes on where its parent ends, and its parent can be restored."""
+        if (row.parent_id is None) != (manifest.parent is None) or (since > 0 and row.parent_id is None):
+            return "its manifest and its row disagree about its parent"
+        if row.parent_id is None:
+            return None
+        above = load_backup(tx, row.parent_id)
+        if above is None or manifest.parent != Parent(above.id, above.digest or ""):
+            return "its parent is another one"
+        if manifest.start.lsn != str(since):
+            return "it does not go on where its parent ends"
+        flaw = None if above.id in self._world.damaged else self._flaw(tx, above)
+        return None if flaw is None else f"its parent {above.id} cannot be restored: {flaw}"
 
     # --- every few seconds
 
@@ -333,7 +357,7 @@ class DatabaseTruth:
             assert found is not None
             complete = row.ended == Ending.COMPLETED.value
             if complete and not row.deleted and found.prefix is not None:
-                kept.add(found.prefix)
+                kept |= {link.prefix for link in chain_of(tx, found) if link.prefix is not None}
                 flaw = None if row.id in self._world.damaged else self._flaw(tx, found)
                 if flaw is not None:
                     wrong.append(f"COMPLETED is no backup: {row.id}: {flaw}")
@@ -413,6 +437,7 @@ def unsettled(tx: Tx, *, patient: bool) -> int:
             assert found is not None
             ended = found.backup.ended is not None
             waits = ended and found.backup.swept and not patient and (row.next_look or 0) > now.lease
+            waits = waits or (ended and found.backup.children > 0)  # kept for its children
             count += 0 if waits or (ended and held) else 1
     return count
 

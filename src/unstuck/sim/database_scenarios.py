@@ -177,6 +177,65 @@ async def restore_into_a_new_instance(user: DatabaseUser) -> None:
     await user.write("new")
 
 
+async def _with_a_child(user: DatabaseUser) -> list[str]:
+    """A full backup ``b`` and its child ``c``; the rows that the child restores."""
+    await _backed_up(user)
+    if not await user.backup("c", parent="b"):
+        user.fail("an incremental backup is refused, and its parent is complete")
+    await user.ended("c", "COMPLETED")
+    rows = list(user.written["db"])
+    await user.write("db")
+    return rows
+
+
+async def restore_a_chain_whose_parents_were_deleted(user: DatabaseUser) -> None:
+    """The child stays what it is; what its parents consist of stays for it, and goes with it."""
+    await _with_a_child(user)
+    if not await user.backup("d", incremental=True):
+        user.fail("an incremental backup is refused")
+    await user.ended("d", "COMPLETED")
+    rows = list(user.written["db"])
+    await user.delete_backup("b")
+    await user.delete_backup("c")
+    await user.create_db("new", backup="d")
+    await user.ready("new")
+    await user.expect_rows("new", rows)
+    await user.delete_backup("d")
+
+
+async def delete_a_parent_while_its_child_is_made(user: DatabaseUser) -> None:
+    await _backed_up(user)
+    await user.backup("c", parent="b")
+    await user.claimed("c", Phase.COPYING)
+    await user.delete_backup("b")
+    await user.ended("c", "COMPLETED")
+    rows = user.written["db"][:4]
+    await user.create_db("new", backup="c")
+    await user.ready("new")
+    await user.expect_rows("new", rows)
+
+
+async def delete_a_chain_while_it_is_restored_from(user: DatabaseUser) -> None:
+    """The restore that has begun ends well, from all of its parents; and then all objects go."""
+    rows = await _with_a_child(user)
+    await user.create_db("new", backup="c")
+    await user.wait(4.0)
+    await user.delete_backup("b", cascade=True)
+    user.asked["backup c"] = "DELETED"
+    await user.ready("new")
+    await user.expect_rows("new", rows)
+
+
+async def agent_dies_during_an_incremental_backup(user: DatabaseUser) -> None:
+    await _backed_up(user)
+    await user.backup("c", parent="b")
+    await user.claimed("c", Phase.COPYING)
+    await user.agent_dies("db")
+    await user.write("db")
+    await user.ended("c", "COMPLETED")
+    await user.delete_backup("b")
+
+
 async def delete_a_backup_while_it_is_restored_from(user: DatabaseUser) -> None:
     """The restore that has begun ends well; and then the objects go."""
     rows = await _backed_up(user)
@@ -494,6 +553,10 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         delete_instance_during_its_backup_without_an_agent,
         restore_into_a_new_instance,
         delete_a_backup_while_it_is_restored_from,
+        restore_a_chain_whose_parents_were_deleted,
+        delete_a_parent_while_its_child_is_made,
+        delete_a_chain_while_it_is_restored_from,
+        agent_dies_during_an_incremental_backup,
         delete_the_instance_that_is_restored,
         *(_damaged(how) for how in ("missing", "flipped", "swapped", "truncated")),
         leave_a_restore_that_failed,

@@ -154,11 +154,14 @@ class DatabaseUser(SimUser):
         operator = msgspec.structs.replace(self._caller(), admin=True)
         await self._insist("rebuild-instance", instances.rebuild_instance, name, None, operator)
 
-    async def backup(self, name: str, instance: str = "db", *, location: str | None = None) -> bool:
-        """False where one is under way."""
+    async def backup(
+        self, name: str, instance: str = "db", *, location: str | None = None, parent: str | None = None,
+        incremental: bool = False,
+    ) -> bool:  # fmt: skip
+        """False where one is under way, or its parent does not do."""
         new = NewBackup(
             id=name, nonce=self._run.engine.nonce(), name=name, instance_id=instance, location=location,
-            limits=LIMITS,
+            limits=LIMITS, parent_id=parent, incremental=incremental,
         )  # fmt: skip
         world = self._world
         try:
@@ -184,10 +187,12 @@ class DatabaseUser(SimUser):
         except Conflict as error:
             self.log(f"409: {error}")  # it has ended
 
-    async def delete_backup(self, name: str) -> None:
+    async def delete_backup(self, name: str, *, cascade: bool = False) -> None:
         self._world.truth.unwanted.add(name)
+        if cascade:
+            self._world.truth.unwanted |= set(self.transact(backups.below, name))
         try:
-            await self._db("delete-backup", backups.delete_backup, name, "p")
+            await self._db("delete-backup", backups.delete_backup, name, "p", cascade=cascade)
         except NotFound:
             self.log(f"404: backup {name}")
         self.asked[f"backup {name}"] = "DELETED"

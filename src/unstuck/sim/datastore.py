@@ -57,10 +57,11 @@ class Volume(msgspec.Struct):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The rows as they lie in a backup's last piece."""
+    """The rows as they lie in a backup's last piece. ``since``: how many there were before, in its parent."""
 
     timeline: int
     rows: tuple[str, ...]
+    since: int = 0
 
 
 def rows_in(plain: bytes) -> Kept:
@@ -71,16 +72,19 @@ def rows_in(plain: bytes) -> Kept:
 class SimCopy:
     """The backup tool: it reads the running server, phase by phase, and may hang in any."""
 
-    def __init__(self, inside: Inside, nonce: str) -> None:
+    def __init__(self, inside: Inside, nonce: str, parent: Content | None) -> None:
         self._inside = inside
         self._nonce = nonce
+        self._since = 0 if parent is None else int(parent.stop.lsn)
         self._over = Reply(inside.engine)
         self._phase = Phase.STARTING
         self._number = 0
         self._given = 0
         self._tail: bytes | None = None
         self._why = ""
-        self._start = self._stop = len(inside.volume.rows)
+        self._stop = len(inside.volume.rows)
+        self._start = self._stop if parent is None else self._since
+        self._content = "tar" if parent is None else "wal"
 
     async def _work(self, phase: Phase) -> None:
         """Work in a phase, unless it hangs there; cut short when the tool ends."""
@@ -106,7 +110,9 @@ class SimCopy:
             await self._work(Phase.FINISHING)
             volume = self._inside.volume
             self._stop = len(volume.rows)
-            self._tail = msgspec.json.encode(Kept(volume.timeline, tuple(volume.rows)))
+            self._tail = msgspec.json.encode(
+                Kept(volume.timeline, tuple(volume.rows[self._since :]), self._since)
+            )
         piece, self._tail = self._tail[:size], self._tail[size:]
         return piece
 
@@ -120,6 +126,7 @@ class SimCopy:
         return Copied(
             datastore=Source("postgresql", "15", "15.14"), system_identifier=f"{_SYSTEM}{timeline}",
             start=Position(timeline, str(self._start)), stop=Position(timeline, str(self._stop)),
+            content=self._content,
         )  # fmt: skip
 
     def end(self, why: str) -> None:
@@ -137,12 +144,18 @@ class SimCopy:
 class SimReceiver:
     """A restore into a temporary name."""
 
-    def __init__(self, inside: Inside, want: DatabaseWant, content: Content) -> None:
+    def __init__(self, inside: Inside, want: DatabaseWant, chain: tuple[Content, ...]) -> None:
         self._inside = inside
         self._want = want
-        self._content = content
+        self._chain = chain
+        self._number = 0
         self._plain = b""
-        self._kept: Kept | None = None
+        self._rows: list[str] = []
+
+    async def begin(self, number: int) -> None:
+        if number:
+            self._one_unpacked()
+        self._number, self._plain = number, b""
 
     async def write(self, data: bytes) -> None:
         if self._inside.volume.full:
@@ -151,32 +164,38 @@ class SimReceiver:
         self._plain += data
 
     async def unpacked(self) -> None:
+        self._one_unpacked()
+        if self._number != len(self._chain) - 1:
+            raise _damaged("not all of its chain was written")
+
+    def _one_unpacked(self) -> None:
+        content = self._chain[self._number]
         try:
             kept = rows_in(self._plain)
         except msgspec.DecodeError as error:
             raise _damaged("it cannot be unpacked") from error
-        if len(self._plain) != self._content.size:
+        if len(self._plain) != content.size:
             raise _damaged("it is not as long as it should be")
-        if f"{_SYSTEM}{kept.timeline}" != self._content.system_identifier:
+        if f"{_SYSTEM}{kept.timeline}" != content.system_identifier:
             raise _damaged("it is another system's")
-        self._kept = kept
+        if kept.since != len(self._rows) or (content.content == "wal") != (self._number > 0):
+            raise _damaged("it does not go on where its parent ends")
+        self._rows += kept.rows
 
     async def prove(self) -> None:
         await sleep(START_SECONDS)
-        assert self._kept is not None
-        if len(self._kept.rows) != int(self._content.stop.lsn):
+        if len(self._rows) != int(self._chain[-1].stop.lsn):
             raise _damaged("its server does not reach the position")
 
     async def publish(self) -> None:
-        assert self._kept is not None
         inside, volume = self._inside, self._inside.volume
         if inside.world.cutting:
             return
         if volume.generation:
             raise DatastoreError("there is data already")
-        inside.world.truth.restored(inside, self._want, self._content, list(self._kept.rows))
+        inside.world.truth.restored(inside, self._want, self._chain[-1], list(self._rows))
         volume.generation, volume.applied = self._want.generation, False
-        inside.new_timeline(list(self._kept.rows))
+        inside.new_timeline(list(self._rows))
 
     async def close(self) -> None:
         return
@@ -275,17 +294,19 @@ class SimDatastore:
                 return Failed("invalid", "not simulated")
         return Ok()
 
-    async def copy(self, nonce: str) -> SimCopy:
+    async def copy(self, nonce: str, parent: Content | None) -> SimCopy:
         inside = self._inside
         if inside.server is not ServerState.UP:
             raise DatastoreError("the server does not answer")
+        if parent is not None and parent.stop.timeline != inside.volume.timeline:
+            raise DatastoreError("its parent is of another timeline", final=True)
         inside.slots.add(nonce)
-        made = SimCopy(inside, nonce)
+        made = SimCopy(inside, nonce, parent)
         inside.tools.append(made)
         return made
 
-    async def receive(self, want: DatabaseWant, content: Content) -> SimReceiver:
-        return SimReceiver(self._inside, want, content)
+    async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> SimReceiver:
+        return SimReceiver(self._inside, want, chain)
 
     async def sweep(self, nonce: str | None) -> None:
         self._inside.slots &= {nonce}

@@ -94,23 +94,27 @@ class SimDatabaseControl:
         self._world.wake("backups")
 
     async def restore_grant(self, ask: AskGrant) -> RestoreGrant:
-        found, identity = self._call(backup_attempts.grant_restore, ask.who, self._world.keyring)
+        granted = self._call(backup_attempts.grant_restore, ask.who, self._world.keyring, ask.above)
+        found = granted.row
         prefix, digest = found.prefix, found.digest
         assert prefix is not None
         cloud_key = self._world.keyring.public.signing
 
-        def read(objects: Objects) -> Content:
+        def content_of(objects: Objects) -> Content:
             data = objects.get(manifest_key(prefix))
             if data is None or manifest.digest(data) != digest:
                 raise ManifestError("the manifest is not the one that was verified")
-            return manifest.content(manifest.read(data, cloud_key, prefix))
+            read = manifest.read(data, cloud_key, prefix)
+            if read.parent != granted.parent:
+                raise ManifestError("its parent is another one than the manifest says")
+            return manifest.content(read)
 
         try:
-            content = await self._at_store(found.location, read)
+            content = await self._at_store(found.location, content_of)
         except ManifestError as error:
             raise Declined(str(error)) from error
         place = place_of(self._world.stores.remote(found.location))
-        return RestoreGrant(found.id, prefix, content, identity, place)
+        return RestoreGrant(found.id, prefix, content, granted.identity, place, granted.parents)
 
     async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
         backup_id, attempt, name = _parts(key, nonce)
@@ -124,8 +128,9 @@ class SimDatabaseControl:
         await self._at_store(location, lambda objects: objects.put_new(target, data))
 
     async def get_object(self, who: Who, key: str) -> bytes | None:
-        found = self._call(backup_attempts.may_read, who)
-        if key.rpartition("/")[0] != found.prefix:
+        chain = self._call(backup_attempts.may_read, who)
+        found = next((row for row in chain if row.prefix == key.rpartition("/")[0]), None)
+        if found is None:
             raise Refused("this is not the backup that the instance is made from")
         return await self._at_store(found.location, lambda objects: objects.get(key))
 

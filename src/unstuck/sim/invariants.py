@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import sqlalchemy as sa
 
@@ -222,8 +224,13 @@ _ROWS = Prepared(
 _HEARD = Prepared(sa.select(host_table.c.id, host_table.c.seen, host_table.c.incarnation))
 
 
-def fingerprint(tx: Tx, hosts: list[SimHost]) -> int:
-    """A hash of store and world without their times; of a host's silence only how it is judged."""
+def stable(text: str) -> int:
+    """A hash that is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def fingerprint(tx: Tx, hosts: list[SimHost]) -> str:
+    """Store and world without their times; of a host's silence only how it is judged."""
     lease = tx.now.lease
     heard = [(row.id, row.incarnation, min(int((lease - row.seen) / 30), 2)) for row in _HEARD.all(tx)]
     world = [
@@ -237,7 +244,7 @@ def fingerprint(tx: Tx, hosts: list[SimHost]) -> int:
         )
         for host in hosts
     ]
-    return hash(repr((_ROWS.all(tx), heard, world)))
+    return repr((_ROWS.all(tx), heard, world))
 
 
 def unsettled(tx: Tx) -> int:

@@ -22,7 +22,7 @@ from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
 from unstuck.sim.database_user import DatabaseUser
 from unstuck.sim.databases import Databases, populate, small_pieces
 from unstuck.sim.engine import NETWORK, Engine, Fault, Process, Spinning, Task, run_now
-from unstuck.sim.invariants import Truth, differences, fingerprint, unfinished_images, unsettled
+from unstuck.sim.invariants import Truth, differences, fingerprint, stable, unfinished_images, unsettled
 from unstuck.sim.scenarios import SCENARIOS, SETBACK_ONLY, TWO_HOSTS
 from unstuck.sim.setback import Jump, Setback, aftermath, database_aftermath
 from unstuck.sim.user import PATIENCE, SimUser
@@ -141,6 +141,7 @@ class Run:
         self.faults = faults
         self.names: list[tuple[str, str]] = []
         self.marks: list[int] | None = None
+        self.marks_say_what_is_on_its_way = False
         self.hosts = [SimHost(self.engine, host_id) for host_id in self.cloud.host_ids]
         self.truth = Truth(self.store, self.hosts)
         self.expected: dict[str, str] = {}
@@ -297,7 +298,7 @@ class Run:
             mark: object = self.store.read(fingerprint, self.hosts)
             if self.databases is not None:
                 mark = (mark, self.store.read(database_fingerprint, self.databases))
-            self.marks.append(hash(mark))
+            self.marks.append(stable(repr((mark, self._on_its_way()))))
         if number not in self.faults:
             return None
         possible = applicable(process.name, name)
@@ -305,6 +306,22 @@ class Run:
         if fault is None:
             return self.rng.choice(possible)
         return fault if fault in possible else None
+
+    def _on_its_way(self) -> object:
+        """What is neither in the store nor on a host: late copies, restarts to come, who is frozen."""
+        if not self.marks_say_what_is_on_its_way:
+            return None
+        engine = self.engine
+        frozen = sorted(p.name for p in engine.processes if not p.dead and p.frozen_until > engine.now)
+        away = sorted(name for name, process in self.agents.items() if process.dead)
+        return (
+            self.scripts,
+            self.control is None,
+            away,
+            frozen,
+            len(engine.timers),
+            len(engine.network.tasks),
+        )
 
     def _jump(self, jump: Jump) -> None:
         if not jump.asleep:
@@ -469,27 +486,6 @@ def _lost(process: Process, name: str) -> Exception:
     if name in OBJECT_CALLS:
         return BlobError(Problem.UNREACHABLE, "no answer")
     return Unreachable("no answer")
-
-
-def unlike_effects(
-    scenario: str, seen: set[tuple[str, str, int]] | None = None
-) -> list[tuple[int, str, str]]:
-    """The effects of a plain run that differ: (number, process, name).
-
-    Where the same process comes to the same effect in the same world once more (it waits, and only time
-    has passed), a crash there is the crash that was tried already; also where another scenario, whose
-    effects are in ``seen``, came to it: many begin alike.
-    """
-    run = Run(scenario, seed=None, faults={}, tracing=False)
-    run.marks = []
-    run.run()
-    first: dict[tuple[str, str, int], int] = {}
-    for number, ((process, name), mark) in enumerate(zip(run.names, run.marks, strict=True), start=1):
-        first.setdefault((process, name, mark), number)
-    known = set() if seen is None else seen.copy()
-    if seen is not None:
-        seen.update(first)
-    return [(number, key[0], key[1]) for key, number in first.items() if key not in known]
 
 
 def simulate(

@@ -15,11 +15,12 @@ from unstuck.blobs import keys
 from unstuck.blobs.chunks import prefix_of
 from unstuck.blobs.keyring import Keyring
 from unstuck.core.backup import change
-from unstuck.core.backup.content import Frame
+from unstuck.core.backup.content import Frame, Parent
 from unstuck.core.backup.control import stop_wanted
 from unstuck.core.backup.data import Ending, Phase
 from unstuck.core.instance.wire import EndAttempt, RenewAttempt, TakeAttempt, Who
 from unstuck.store.agents import Stale, check_incarnation
+from unstuck.store.backup_chain import CannotBeRestored, chain_of, parent_named
 from unstuck.store.backup_rows import BackupRow, load_backup, write_backup
 from unstuck.store.cloud_keys import project_key
 from unstuck.store.engine import Tx
@@ -106,11 +107,20 @@ def take_attempt(tx: Tx, host_id: str, ask: TakeAttempt, keyring: Keyring) -> Gr
         cloud_id=keyring.public.cloud_id, project_id=held.project_id, instance_id=held.instance_id,
         instance_name=held.instance_name, backup_id=held.id, backup_name=held.name,
         attempt=backup.attempt.number, nonce=ask.nonce, taken_at=at, recipients=held.recipients,
-        key=held.key, parent_id=held.parent_id,
+        key=held.key, parent=_parent(tx, held), generation=held.generation,
     )  # fmt: skip
     certificate = msgspec.json.encode(keyring.certify(host_id, ask.signing_key)).decode()
     prefix = prefix_of(held.id, backup.attempt.number, ask.nonce)
     return Grant(frame, prefix, certificate, held.location)
+
+
+def _parent(tx: Tx, held: BackupRow) -> Parent | None:
+    """As its manifest has to name it. It was complete when this one was asked for, and stays so."""
+    parent = None if held.parent_id is None else load_backup(tx, held.parent_id)
+    found = None if parent is None else parent_named(parent)
+    if held.parent_id is not None and found is None:
+        raise Stale(f"backup {held.parent_id}, its parent, is lost")
+    return found
 
 
 def renew_attempt(tx: Tx, host_id: str, ask: RenewAttempt, phase: Phase) -> str | None:
@@ -151,8 +161,11 @@ def may_write(tx: Tx, host_id: str, who: Who, backup_id: str, attempt: int, nonc
     return found.location
 
 
-def may_read(tx: Tx, host_id: str, who: Who) -> BackupRow:
-    """The backup that the instance on this host is being made from, and nothing else. Raises Stale."""
+def may_read(tx: Tx, host_id: str, who: Who) -> list[BackupRow]:
+    """The backup that the instance on this host is being made from, its parent, and so on; and nothing else.
+
+    Raises Stale.
+    """
     instance = _instance(tx, host_id, who, hold=False)
     if instance.restores is None or instance.data_recorded:
         raise Stale("this instance restores nothing (any more)")
@@ -164,13 +177,33 @@ def may_read(tx: Tx, host_id: str, who: Who) -> BackupRow:
         raise Stale(f"backup {found.id} is not complete")
     if backup.deleted and not backup.readers:
         raise Stale(f"backup {found.id} was deleted")
-    return found
+    try:
+        return chain_of(tx, found)
+    except CannotBeRestored as error:
+        raise Stale(error.message) from error
 
 
-def grant_restore(tx: Tx, host_id: str, who: Who, keyring: Keyring) -> tuple[BackupRow, str]:
-    """The backup to restore from, and its private key. Raises Stale, and BadKey for keys that do not fit."""
-    found = may_read(tx, host_id, who)
+class Readable(msgspec.Struct, frozen=True):
+    """A backup to restore from, with its private key. ``parent``: as its manifest has to name it;
+    ``parents``: how many are above it."""
+
+    row: BackupRow
+    identity: str
+    parent: Parent | None
+    parents: int
+
+
+def grant_restore(tx: Tx, host_id: str, who: Who, keyring: Keyring, above: int = 0) -> Readable:
+    """The backup to restore from, or the one so many generations above it. Raises Stale, and BadKey for keys
+    that do not fit."""
+    chain = may_read(tx, host_id, who)
+    if not 0 <= above < len(chain):
+        raise Stale(f"backup {chain[0].id} has no parent of generation {above}")
+    found = chain[above]
     project = project_key(tx, found.project_id)
     if project is None:
         raise keys.BadKey("the project of the backup has no key in the store")
-    return found, keyring.open_backup_key(project, found.key)
+    identity = keyring.open_backup_key(project, found.key)
+    parents = len(chain) - above - 1
+    parent = parent_named(chain[above + 1]) if parents else None
+    return Readable(found, identity, parent, parents)

@@ -70,6 +70,20 @@ _READERS = Prepared(
         ),
     )
 )
+_CHILDREN = Prepared(
+    sa.select(sa.func.count())
+    .select_from(backups)
+    .where(
+        backups.c.parent_id == sa.bindparam("backup"),
+        sa.not_(backups.c.removed),
+        sa.or_(backups.c.ended.is_(None), backups.c.ended != Ending.FAILED.value),
+    )
+)
+_WAKE_PARENT = Prepared(
+    sa.update(backups)
+    .where(backups.c.id == sa.bindparam("backup"), backups.c.deleted, sa.not_(backups.c.settled))
+    .values(next_look=sa.bindparam("now"))
+)
 _HOST = Prepared(
     sa.select(placements.c.host_id, placements.c.server_id)
     .join(instances, instances.c.server_id == placements.c.server_id)
@@ -106,7 +120,9 @@ class BackupRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str | None
     parent_id: str | None
+    generation: str
     retry_of: str | None
+    made_by: str
     location: str
     created_wall: float
     updated_wall: float
@@ -143,7 +159,8 @@ def from_row(row: Any) -> BackupRow:
     return BackupRow(
         id=row.id, project_id=row.project_id, instance_id=row.instance_id, instance_name=row.instance_name,
         datastore_version_id=row.datastore_version_id, name=row.name, description=row.description,
-        parent_id=row.parent_id, retry_of=row.retry_of, location=row.location,
+        parent_id=row.parent_id, generation=row.generation, retry_of=row.retry_of, made_by=row.made_by,
+        location=row.location,
         created_wall=row.created_wall, updated_wall=row.updated_wall, recipient=row.recipient, key=row.key,
         recipients=readable.read(_strings, row.recipients, ()), prefix=row.prefix, digest=row.digest,
         size=row.size, checked=row.checked, backup=facts, readable=facts.generation != -1,
@@ -171,12 +188,15 @@ def load_live(tx: Tx, instance_id: str, *, lock: bool = False) -> BackupRow | No
 
 def _as_of_now(tx: Tx, backup: Backup) -> Backup:
     clock = clock_row(tx)
-    changes: dict[str, Any] = {"set_back": clock.generation != backup.generation, "readers": 0}
+    changes: dict[str, Any] = {
+        "set_back": clock.generation != backup.generation, "readers": 0, "children": 0,
+    }  # fmt: skip
     if backup.deleted and backup.ended is not None:
         changes["readers"] = _READERS.scalar(
             tx, backup=backup.id, heard_since=tx.now.lease - READER,
             begun_since=tx.now.lease - READ_AT_LONGEST,
         )  # fmt: skip
+        changes["children"] = _CHILDREN.scalar(tx, backup=backup.id)
     claimed = backup.attempt.claimed
     if claimed is not None and clock.sweep_after > tx.now.lease:
         # After an outage of ours nobody is silent before everybody had the time to be heard.
@@ -222,7 +242,7 @@ def write_backup(
     if settled:
         owner = until = None
     removed = backup.deleted and settled
-    stored = msgspec.structs.replace(backup, readers=0, set_back=False)
+    stored = msgspec.structs.replace(backup, readers=0, children=0, set_back=False)
     visible = (backup.ended, backup.attempt.number, backup.deleted) != (
         row.backup.ended, row.backup.attempt.number, row.backup.deleted,
     )  # fmt: skip
@@ -236,6 +256,9 @@ def write_backup(
     )  # fmt: skip
     if done != 1:
         raise RuntimeError(f"backup {row.id} was changed by somebody who did not hold it")
+    if row.parent_id is not None and (removed or (backup.ended != row.backup.ended)):
+        # A child is locked before its parent, everywhere.
+        _WAKE_PARENT.run(tx, backup=row.parent_id, now=now.lease)
     return msgspec.structs.replace(
         row, backup=backup, version=row.version + 1, owner=owner, lease_until=until, settled=settled,
         next_look=next_look, removed=removed, since=since, updated_wall=updated,

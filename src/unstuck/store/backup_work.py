@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.backup import change
+from unstuck.core.backup.content import Parent
 from unstuck.core.backup.control import (
     AskStore,
     Collect,
@@ -23,6 +24,7 @@ from unstuck.core.backup.control import (
     plan_backup,
 )
 from unstuck.core.backup.data import Ending, Rotten, StoreSaid, Unanswered, Verified
+from unstuck.store.backup_chain import parent_named
 from unstuck.store.backup_rows import BackupRow, load_backup, lock_instance_host, write_backup
 from unstuck.store.backups import add_attempt
 from unstuck.store.engine import Tx
@@ -70,6 +72,8 @@ class Work(msgspec.Struct, frozen=True):
     row: BackupRow
     began: float
     attempts: tuple[Known, ...]
+    parent: Parent | None = None
+    """As its manifest has to name it."""
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -138,8 +142,13 @@ def _begin(tx: Tx, backup_id: str, owner: str, nonce: str, lease: float, *, told
             attempts = tuple(
                 Known(a.attempt, a.nonce, a.host_id) for a in _ATTEMPTS.all(tx, backup=backup_id)
             )
-            return Work(plan, row, now, attempts)
+            return Work(plan, row, now, attempts, _parent(tx, row))
     return None
+
+
+def _parent(tx: Tx, row: BackupRow) -> Parent | None:
+    found = None if row.parent_id is None else load_backup(tx, row.parent_id)
+    return None if found is None else parent_named(found)
 
 
 def _close_attempt(tx: Tx, held: BackupRow, reason: str) -> None:

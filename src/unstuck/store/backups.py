@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.core.instance.want import BackupWant
 from unstuck.store import database_quotas, quotas
+from unstuck.store.backup_chain import checked_content, parent_named, parent_of
 from unstuck.store.backup_rows import (
     BackupRow,
     from_row,
@@ -32,9 +34,16 @@ from unstuck.store.engine import Tx
 from unstuck.store.schema.database import backup_attempts, backup_strategies, backups, instances
 from unstuck.store.tx import in_turn
 
+USER: Final = "user"
+"""``made_by`` of a backup that somebody asked for."""
+
 
 class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
-    """``nonce`` names its first attempt. ``location``: a store by name; None: as the strategy says."""
+    """``nonce`` names its first attempt. ``location``: a store by name; None: as the strategy says.
+
+    ``parent_id``: it holds what has changed since that one; ``incremental`` without: since the newest
+    complete one, if there is one.
+    """
 
     id: str
     nonce: str
@@ -44,6 +53,11 @@ class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
     location: str | None = None
     limits: Wish | None = None
     retry_of: str | None = None
+    parent_id: str | None = None
+    incremental: bool = False
+    made_by: str = USER
+    made_key: str | None = None
+    """The occasion of one that is made by itself (``automatic_backups``)."""
 
 
 def _not_found(backup_id: str) -> NotFound:
@@ -64,10 +78,13 @@ def create_backup(
         raise NotFound(f"Project {owner} is not there any more.")
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
-    _check_quota(tx, owner)
+    _check_quota(tx, owner, new.made_by)
     live = load_live(tx, new.instance_id)
     if live is not None:
         raise Conflict(_under_way(live))
+    parent = parent_of(
+        tx, instance, parent_id=new.parent_id, incremental=new.incremental, project_id=project_id
+    )
     now, clock = tx.now, clock_row(tx)
     found = limits(places.limits, _instance_wish(instance.backup_limits), new.limits)
     facts = Backup(
@@ -79,7 +96,9 @@ def create_backup(
         sa.insert(backups).values(
             id=new.id, version=1, project_id=owner, instance_id=new.instance_id,
             instance_name=instance.name, datastore_version_id=instance.datastore_version_id, name=new.name,
-            description=new.description, parent_id=None, retry_of=new.retry_of,
+            description=new.description, parent_id=None if parent is None else parent.id,
+            generation=instance.generation, retry_of=new.retry_of,
+            made_by=new.made_by, made_key=new.made_key,
             location=_location(tx, owner, new, places), created=now.lease, created_wall=now.wall,
             updated_wall=now.wall, facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
             removed=False, recipient=key.recipient, key=key.wrapped,
@@ -102,10 +121,10 @@ def add_attempt(tx: Tx, backup_id: str, number: int, nonce: str) -> None:
     )
 
 
-def _instance(tx: Tx, instance_id: str, project_id: str | None, *, lock: bool = False) -> sa.Row[object]:
+def _instance(tx: Tx, instance_id: str, project_id: str | None, *, lock: bool = False) -> Any:
     query = sa.select(
         instances.c.id, instances.c.project_id, instances.c.name, instances.c.datastore_version_id,
-        instances.c.backup_limits,
+        instances.c.backup_limits, instances.c.generation,
     ).where(instances.c.id == instance_id, sa.not_(instances.c.deleted))  # fmt: skip
     if project_id is not None:
         query = query.where(instances.c.project_id == project_id)
@@ -132,14 +151,20 @@ def _under_way(live: BackupRow) -> str:
     )
 
 
-def _check_quota(tx: Tx, project_id: str) -> None:
-    most = database_quotas.limits(tx, project_id)["backups"]
+def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
+    """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
+    name = "backups" if made_by == USER else "automatic_backups"
+    most = database_quotas.limits(tx, project_id)[name]
     if most < 0:
         return
-    mine = sa.select(sa.literal(1)).where(backups.c.project_id == project_id, sa.not_(backups.c.deleted))
+    alike = backups.c.made_by == USER if made_by == USER else backups.c.made_by != USER
+    mine = sa.select(sa.literal(1)).where(
+        backups.c.project_id == project_id, sa.not_(backups.c.deleted), alike
+    )
     used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
     if used >= most:
-        raise TooLarge(f"Quota exceeded for backups: the project has {used} of {most}; delete some first.")
+        what = name.replace("_", " ")
+        raise TooLarge(f"Quota exceeded for {what}: the project has {used} of {most}; delete some first.")
 
 
 def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:
@@ -209,10 +234,31 @@ def cancel_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
     return write_backup(tx, held, change.cancel(held.backup, tx.now.lease), keep_lease=True, ends=True)
 
 
-def delete_backup(tx: Tx, backup_id: str, project_id: str | None) -> BackupRow:
-    """Accepted in every state (law 6): gone for its user at once, its objects once nobody reads them."""
-    held = _hold(tx, backup_id, project_id)
+def delete_backup(tx: Tx, backup_id: str, project_id: str | None, *, cascade: bool = False) -> BackupRow:
+    """Accepted in every state (law 6): gone for its user at once, its objects once nobody reads them.
+
+    Its children stay, and keep its objects; with ``cascade`` they are deleted with it, and theirs.
+    """
+    host_id = lock_instance_host(tx, get_backup(tx, backup_id, project_id).instance_id)
+    for child in reversed(below(tx, backup_id)) if cascade else ():
+        found = load_backup(tx, child, lock=True)
+        if found is not None and not found.backup.deleted:
+            write_backup(tx, found, change.delete(found.backup, tx.now.lease), keep_lease=True, ends=True)
+    held = load_backup(tx, backup_id, lock=True)
+    if held is None or held.backup.deleted:
+        raise _not_found(backup_id)
+    held = msgspec.structs.replace(held, host_id=host_id)
     return write_backup(tx, held, change.delete(held.backup, tx.now.lease), keep_lease=True, ends=True)
+
+
+def below(tx: Tx, backup_id: str) -> list[str]:
+    """Its children, theirs, and so on, each behind its parent."""
+    found, todo = list[str](), [backup_id]
+    while todo:
+        query = sa.select(backups.c.id).where(backups.c.parent_id.in_(todo), sa.not_(backups.c.removed))
+        todo = list(tx.execute(query.order_by(backups.c.id)).scalars())
+        found += todo
+    return found
 
 
 def retry_backup(
@@ -227,8 +273,16 @@ def retry_backup(
     new = NewBackup(
         id=new_id, nonce=nonce, name=old.name, instance_id=old.instance_id, description=old.description,
         location=old.location if old.location in places.names else None, retry_of=old.id,
+        parent_id=_still_there(tx, old.parent_id), incremental=old.parent_id is not None,
+        made_by=old.made_by,
     )  # fmt: skip
     return create_backup(tx, new, project_id, keyring=keyring, places=places)
+
+
+def _still_there(tx: Tx, parent_id: str | None) -> str | None:
+    """The same parent as before, unless it has been deleted since; then the newest there is."""
+    found = None if parent_id is None else load_backup(tx, parent_id)
+    return None if found is None or found.backup.deleted else parent_id
 
 
 def backup_want(tx: Tx, instance_id: str) -> BackupWant | None:
@@ -240,10 +294,13 @@ def backup_want(tx: Tx, instance_id: str) -> BackupWant | None:
     stop = stop_wanted(backup)
     if stop is not None and backup.attempt.claimed is None:
         return None
+    parent = None if live.parent_id is None else load_backup(tx, live.parent_id)
     return BackupWant(
         backup_id=live.id, attempt=backup.attempt.number, nonce=backup.attempt.nonce,
         recipient=live.recipient, chunk_size=CHUNK_SIZE,
         stalls={phase.value: seconds for phase, seconds in backup.limits.stalls.items()}, stop=stop,
+        generation=live.generation, since=None if parent is None else parent_named(parent),
+        since_content=None if parent is None else checked_content(parent),
     )  # fmt: skip
 
 

@@ -18,8 +18,11 @@ from unstuck.store.quotas import UNLIMITED, lock_project
 from unstuck.store.schema.compute import quotas
 from unstuck.store.schema.database import backups, instances
 
-DEFAULTS: Final[dict[str, int]] = {"instances": 10, "volumes": 40, "backups": 50, "ram": -1}
-"""Instances, GiB of volumes, backups, MiB of memory; -1: as much as a project likes."""
+DEFAULTS: Final[dict[str, int]] = {
+    "instances": 10, "volumes": 40, "backups": 50, "automatic_backups": 500, "ram": -1,
+}  # fmt: skip
+"""Instances, GiB of volumes, backups that somebody asked for, those made by schedules and the like, MiB of
+memory; -1: as much as a project likes."""
 PREFIX: Final = "database."
 
 
@@ -27,6 +30,7 @@ class Usage(msgspec.Struct, frozen=True):
     instances: int
     volumes: int
     backups: int
+    automatic_backups: int
     ram: int
 
 
@@ -38,10 +42,10 @@ _USED = Prepared(
     ).where(instances.c.project_id == sa.bindparam("project"), sa.not_(instances.c.deleted))
 )
 _BACKUPS = Prepared(
-    sa.select(sa.func.count()).select_from(backups).where(
-        backups.c.project_id == sa.bindparam("project"), sa.not_(backups.c.deleted)
-    )
-)  # fmt: skip
+    sa.select(
+        sa.func.count().label("every"), sa.func.count().filter(backups.c.made_by == "user").label("asked")
+    ).where(backups.c.project_id == sa.bindparam("project"), sa.not_(backups.c.deleted))
+)
 _LIMITS = Prepared(
     sa.select(quotas.c.resource, quotas.c.hard_limit).where(
         quotas.c.project_id == sa.bindparam("project"), quotas.c.resource.startswith(PREFIX)
@@ -59,8 +63,9 @@ def usage(tx: Tx, project_id: str) -> Usage:
     """What a project has."""
     used = _USED.first(tx, project=project_id)
     assert used is not None
-    count = _BACKUPS.scalar(tx, project=project_id)
-    return Usage(used.instances, int(used.volumes), count, int(used.ram))
+    count = _BACKUPS.first(tx, project=project_id)
+    assert count is not None
+    return Usage(used.instances, int(used.volumes), count.asked, count.every - count.asked, int(used.ram))
 
 
 def with_usage(tx: Tx, project_id: str) -> tuple[dict[str, int], Usage]:

@@ -16,6 +16,8 @@ from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.core.server.data import Access, BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
 from unstuck.store import database_quotas, datastores
+from unstuck.store.backup_chain import CannotBeRestored, chain_of
+from unstuck.store.backup_rows import load_backup
 from unstuck.store.configurations import configuration_for, hold_configuration
 from unstuck.store.engine import Tx
 from unstuck.store.flavors import FlavorRow, get_flavor
@@ -151,10 +153,11 @@ def _origin(tx: Tx, asked: AskedInstance, caller: Caller) -> tuple[Origin, datas
     if backup.ended not in ("COMPLETED", "RESTORED"):
         state = "it has failed" if backup.ended else "it is not finished"
         raise Conflict(f"restorePoint.backupRef: backup {asked.backup_id} cannot be restored: {state}.")
-    if backup.size is not None and backup.size > asked.volume_gb << 30:
+    size = _size_of_chain(tx, asked.backup_id)
+    if size > asked.volume_gb << 30:
         raise Forbidden(
             f"volume.size: {asked.volume_gb} GiB is too small for backup {asked.backup_id}, which holds "
-            f"{backup.size} bytes ({-(-backup.size >> 30)} GiB)."
+            f"{size} bytes ({-(-size >> 30)} GiB)."
         )
     chosen = datastores.get_version(tx, backup.datastore_version_id, inactive=True)
     wrong = asked.datastore is not None and asked.datastore not in (
@@ -172,6 +175,16 @@ def _origin(tx: Tx, asked: AskedInstance, caller: Caller) -> tuple[Origin, datas
             )
         chosen = wanted
     return Origin(asked.databases, asked.users, asked.backup_id), chosen
+
+
+def _size_of_chain(tx: Tx, backup_id: str) -> int:
+    """Bytes of the backup and of all that have to be restored before it."""
+    found = load_backup(tx, backup_id)
+    assert found is not None
+    try:
+        return sum(row.size or 0 for row in chain_of(tx, found))
+    except CannotBeRestored as error:
+        raise Conflict(f"restorePoint.backupRef: {error.message}") from None
 
 
 def images_for_version(tx: Tx, version: datastores.Version) -> tuple[tuple[BootImage, ...], str]:

@@ -125,24 +125,28 @@ async def grant(call: Call, host_id: str) -> Reply:
     _check_ids(ask.who.server_id)
     keyring = _available(lambda: site(call.app).keyring)
     try:
-        found, identity = await call.store.run_read(rows.grant_restore, host_id, ask.who, keyring)
+        granted = await call.store.run_read(rows.grant_restore, host_id, ask.who, keyring, ask.above)
     except keys.BadKey as error:
         raise Refusal(422, "rotten", f"The backup's key cannot be opened: {error}.") from None
+    found = granted.row
     prefix, digest = found.prefix, found.digest
     assert prefix is not None
 
-    def read(objects: Objects) -> Content:
+    def content_of(objects: Objects) -> Content:
         data = objects.get(manifest_key(prefix))
         if data is None or manifest.digest(data) != digest:
             raise ManifestError("the manifest is not the one that was verified")
-        return manifest.content(manifest.read(data, keyring.public.signing, prefix))
+        read = manifest.read(data, keyring.public.signing, prefix)
+        if read.parent != granted.parent:
+            raise ManifestError("its parent is another one than the manifest says")
+        return manifest.content(read)
 
     try:
-        content = await _at_store(call, found.location, read)
+        content = await _at_store(call, found.location, content_of)
     except ManifestError as error:
         raise Refusal(422, "rotten", f"Backup {found.id} cannot be restored: {error}.") from None
     place = _place(_answered(lambda: site(call.app).stores.remote(found.location)))
-    return Reply(RestoreGrant(found.id, prefix, content, identity, place))
+    return Reply(RestoreGrant(found.id, prefix, content, granted.identity, place, granted.parents))
 
 
 @guarded
@@ -169,12 +173,13 @@ async def put_object(call: Call, host_id: str) -> Reply:
 
 @guarded
 async def get_object(call: Call, host_id: str) -> Reply:
-    """One object of the backup that an instance on this host is made from."""
+    """One object of the backup that an instance on this host is made from, or of one of its parents."""
     query: ObjectQuery = call.query
     backup_id, attempt, nonce, name = _parts(call)
-    found = await call.store.run_read(rows.may_read, host_id, query.who())
+    chain = await call.store.run_read(rows.may_read, host_id, query.who())
     prefix = prefix_of(backup_id, attempt, nonce)
-    if prefix != found.prefix:
+    found = next((row for row in chain if row.prefix == prefix), None)
+    if found is None:
         raise Refusal(410, "stale", "This is not the backup that the instance is made from.")
     async with _turn(call, host_id):
         data = await _at_store(call, found.location, lambda objects: objects.get(f"{prefix}/{name}"))

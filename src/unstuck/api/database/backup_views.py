@@ -75,6 +75,7 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "location": row.location,
         "instance_name": row.instance_name,
         "retry_of": row.retry_of,
+        "made_by": row.made_by,
     }
 
 

@@ -17,7 +17,6 @@ from unstuck.api.database.common import (
     object_id,
     page,
     project,
-    refuse_given,
     scope,
     text_of,
     truth,
@@ -65,6 +64,10 @@ class Filters(Query, frozen=True, kw_only=True):
     instance_id: str | None = None
     project_id: str | None = None
     all_projects: str | None = None
+
+
+class Deleting(Query, frozen=True, kw_only=True):
+    cascade: str | None = None
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +149,8 @@ async def create(call: Call) -> Reply:
         instance_id=object_id(asked.instance, "Instance"),
         description=description_of(asked.description, "backup.description"),
         location=asked.swift_container or None,
+        parent_id=None if asked.parent_id in (None, "") else object_id(asked.parent_id, "Backup"),
+        incremental=bool(asked.incremental),
     )
     app = call.app
     made = await call.store.run(store.create_backup, new, own, keyring=keyring(app), places=places(app))
@@ -172,11 +177,8 @@ async def _wake(call: Call, row: BackupRow) -> None:
 def _refuse_what_is_not_there(asked: NewBackup) -> None:
     if asked.restore_from is not None:
         raise bad_request("restore_from: backups of other clouds cannot be taken in here.")
-    refuse_given(asked.parent_id, "parent_id", "incremental backups are not offered by this cloud.")
     if asked.incremental not in (0, 1):
         raise bad_request("Invalid input for field backup.incremental: it is 0 or 1.")
-    if asked.incremental:
-        raise bad_request("incremental: incremental backups are not offered by this cloud.")
     if asked.storage_driver not in (None, "", "swift"):
         raise bad_request(
             f"storage_driver: there is no {asked.storage_driver[:60]!r}; where a backup goes is named by "
@@ -185,9 +187,11 @@ def _refuse_what_is_not_there(asked: NewBackup) -> None:
 
 
 async def delete(call: Call) -> Reply:
-    """``DELETE /backups/{id}``: in every state."""
+    """``DELETE /backups/{id}``: in every state. Ours: ``?cascade=true`` deletes its children with it."""
     key = object_id(call.params["id"], "Backup")
-    row = await call.store.run(store.delete_backup, key, scope(call))
+    ask: Deleting = call.query
+    cascade = ask.cascade is not None and truth(ask.cascade, "cascade")
+    row = await call.store.run(store.delete_backup, key, scope(call), cascade=cascade)
     await _wake(call, row)
     return Reply()
 
@@ -215,7 +219,7 @@ ROUTES: list[Route] = [
     route("GET", _ALL, list_backups, "reader", query=Filters),
     route("POST", _ALL, create, "member", body=CreateBody, status=202),
     route("GET", f"{_ALL}/{{id}}", show, "reader"),
-    route("DELETE", f"{_ALL}/{{id}}", delete, "member", status=202),
+    route("DELETE", f"{_ALL}/{{id}}", delete, "member", query=Deleting, status=202),
     route("GET", f"{BASE}/instances/{{id}}/backups", list_of_instance, "reader"),
     *actions(
         f"{_ALL}/{{id}}/action",

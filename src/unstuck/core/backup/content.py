@@ -30,9 +30,19 @@ class Position(msgspec.Struct, frozen=True):
     lsn: str
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """The backup that an incremental one needs in order to be restored. ``digest``: of its manifest."""
+
+    id: str
+    digest: str
+
+
 class Content(msgspec.Struct, frozen=True, kw_only=True):
     """What a guest says that it has backed up: untrusted until its host has compared ``chunks`` with what it
-    wrote itself. Sizes in bytes."""
+    wrote itself. Sizes in bytes.
+
+    ``generation`` names the data that it is of, ``content`` the form of what is in the pieces.
+    """
 
     datastore: Datastore
     system_identifier: str
@@ -42,12 +52,15 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     chunks: tuple[Chunk, ...]
     content: str = "tar"
+    parent: Parent | None = None
+    generation: str = ""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of a backup's attempt and its manifest has to say; times wall time in seconds.
 
-    ``key`` is the private half of the backup's own key, wrapped to ``recipients``.
+    ``key`` is the private half of the backup's own key, wrapped to ``recipients``. ``generation`` names the
+    instance's data.
     """
 
     cloud_id: str
@@ -61,4 +74,5 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: float
     recipients: tuple[str, ...]
     key: str
-    parent_id: str | None = None
+    parent: Parent | None = None
+    generation: str = ""

@@ -33,6 +33,8 @@ STOP = 60.0
 """Seconds that an agent has to stop what is not wanted any more; then it is given up as it is."""
 ASK_AGAIN = 5.0
 """Seconds between two questions to a blob store that does not answer."""
+KEPT = 3600.0
+"""Seconds between two looks at a deleted backup that is kept for its children; the last one's end is told."""
 
 
 class NextAttempt(msgspec.Struct, frozen=True, tag=True):
@@ -223,7 +225,8 @@ def _unless_deleted(backup: Backup) -> Plan | None:
 def _after_the_end(backup: Backup, now: float) -> Plan:
     """Objects of dead attempts go when it ends, and once more when no late upload can arrive any more.
 
-    A reader is one that was heard of lately (``readers``), so that it holds nothing up for ever.
+    A reader is one that was heard of lately (``readers``), so that it holds nothing up for ever. A child
+    holds its parent's objects until it has gone itself, or has failed.
     """
     assert backup.ended is not None
     everything = backup.deleted or backup.ended.ending is Ending.FAILED
@@ -231,6 +234,8 @@ def _after_the_end(backup: Backup, now: float) -> Plan:
         return Settled()
     if backup.deleted and backup.readers:
         return LookAgain(now + ASK_AGAIN, "somebody reads it")
+    if backup.deleted and backup.children and backup.ended.ending is Ending.COMPLETED:
+        return LookAgain(now + KEPT, "incremental backups need it")
     if backup.swept and now < backup.collect_after:
         return LookAgain(backup.collect_after, "late uploads can still arrive")
     return Collect(everything)

@@ -153,3 +153,5 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     """When an upload that was under way can no longer arrive, and the second listing is due."""
     readers: int = 0
     """Restores that read it now. Derived."""
+    children: int = 0
+    """Incremental backups that cannot be restored without it. Derived."""

@@ -110,20 +110,29 @@ class GiveUp(msgspec.Struct, frozen=True, tag="give-up"):
 
 
 class AskRestore(msgspec.Struct, frozen=True, tag="ask-restore"):
-    """What is in the backup that this instance is to be made from, and its key."""
+    """What is in the backup that this instance is to be made from, and its key.
+
+    ``above``: of how many generations above it: its parent's for 1, that one's parent's for 2.
+    """
+
+    above: int = 0
 
 
 class Restore(msgspec.Struct, frozen=True, tag="restore"):
-    """``identity``: the backup's private key, for this guest's memory only."""
+    """``identity``: the backup's private key, for this guest's memory only. ``parents``: how many backups
+    are above this one, and have to be restored before it."""
 
     content: Content
     identity: str
+    parents: int = 0
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
-    """One piece's object of the backup that is restored; it comes in the answer's blob."""
+    """One piece's object of the backup that is restored; it comes in the answer's blob. ``above`` as in
+    :class:`AskRestore`."""
 
     index: int
+    above: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

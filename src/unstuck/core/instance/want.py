@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from unstuck.core.backup.content import Content, Parent
+
 
 class WantedDatabase(msgspec.Struct, frozen=True):
     """A database to be made when the instance is. Empty: the datastore's default."""
@@ -42,7 +44,9 @@ class BackupWant(msgspec.Struct, frozen=True):
     """The attempt that is offered, or runs. ``recipient``: the public half of the backup's own key.
 
     ``stop``: why it is to be stopped; None while it is to go on. ``stall`` seconds that each phase may stand
-    still, by its name: the guest ends what hangs before it is given up.
+    still, by its name: the guest ends what hangs before it is given up. ``generation`` names the
+    data. ``since``: the parent of an
+    incremental one, and ``since_content`` what is in that, without its pieces.
     """
 
     backup_id: str
@@ -52,6 +56,9 @@ class BackupWant(msgspec.Struct, frozen=True):
     chunk_size: int
     stalls: dict[str, float]
     stop: str | None = None
+    generation: str = ""
+    since: Parent | None = None
+    since_content: Content | None = None
 
 
 class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,16 +102,22 @@ class EndAttempt(msgspec.Struct, frozen=True):
 
 
 class AskGrant(msgspec.Struct, frozen=True):
-    """For the backup that the instance on this server is to be made from."""
+    """For the backup that the instance on this server is to be made from (``above`` 0), for its parent (1),
+    for that one's parent (2), and so on."""
 
     who: Who
+    above: int = 0
 
 
 class RestoreGrant(msgspec.Struct, frozen=True):
-    """``identity``: the backup's private key. The reader's lease is renewed by the instance's reports."""
+    """``identity``: the backup's private key. The reader's lease is renewed by the instance's reports.
+
+    ``parents``: how many backups are above this one, each to be asked for by itself.
+    """
 
     backup_id: str
     prefix: str
     content: Content
     identity: str
     place: Place | None = None
+    parents: int = 0

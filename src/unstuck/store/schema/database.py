@@ -142,9 +142,15 @@ backups = sa.Table(
     sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
     sa.Column("name", sa.String(255), nullable=False),
     sa.Column("description", sa.Text),
+    # The backup that has to be restored before it; and what names the data that it is of.
     sa.Column("parent_id", Id),
+    sa.Column("generation", sa.String(64), nullable=False, server_default=""),
     # The backup that this one is the retry of.
     sa.Column("retry_of", Id),
+    # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
+    sa.Column("made_by", sa.String(128), nullable=False, server_default="user"),
+    # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.
+    sa.Column("made_key", sa.String(255)),
     # Name of the store of objects that it goes to; where that is, is the operator's setting.
     sa.Column("location", sa.String(255), nullable=False),
     sa.Column("created", Seconds, nullable=False),
@@ -184,6 +190,14 @@ sa.Index(
     postgresql_where=sa.text("ended IS NULL"),
     sqlite_where=sa.text("ended IS NULL"),
 )
+sa.Index(
+    "uq_backups_made_key",
+    backups.c.instance_id,
+    backups.c.made_key,
+    unique=True,
+    postgresql_where=sa.text("made_key IS NOT NULL"),
+    sqlite_where=sa.text("made_key IS NOT NULL"),
+)
 # A page of a list is read from one of these, from where the last one ended: whatever lies before it.
 for _name, _columns in {
     "ix_backups_project": (backups.c.project_id, backups.c.created_wall, backups.c.id),
@@ -191,6 +205,10 @@ for _name, _columns in {
     "ix_backups_all": (backups.c.created_wall, backups.c.id),
 }.items():
     sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
+# Who needs a backup as a parent.
+sa.Index("ix_backups_parent", backups.c.parent_id,
+         postgresql_where=sa.text("parent_id IS NOT NULL"),
+         sqlite_where=sa.text("parent_id IS NOT NULL"))  # fmt: skip
 sa.Index(
     "ix_backups_due",
     backups.c.next_look,

@@ -22,6 +22,9 @@ SLOT: Final = "unstuck_backup_"
 SLOT_KEEP_MB: Final = 4096
 """WAL that a backup's slot may hold back before the server lives on without it."""
 
+LOG_KEEP_MB: Final = 256
+"""WAL that stays on the volume after the server needs it no more: incremental backups come from there."""
+
 
 class Places(msgspec.Struct, frozen=True):
     """Where things are. ``users``: of the system, who may be :data:`ADMIN`."""
@@ -72,6 +75,7 @@ def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
         "wal_level": "replica",
         "max_wal_senders": "4",
         "max_replication_slots": "8",
+        "wal_keep_size": f"{LOG_KEEP_MB}MB",
         "max_slot_wal_keep_size": f"{SLOT_KEEP_MB}MB",
         "superuser_reserved_connections": "5",
         "logging_collector": "off",

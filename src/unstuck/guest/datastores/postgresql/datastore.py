@@ -33,6 +33,7 @@ from unstuck.guest.datastores.postgresql.session import (
     Use,
     first_line,
 )
+from unstuck.guest.datastores.postgresql.walcopy import WalCopy
 from unstuck.guest.parameters import Parameters
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -328,15 +329,17 @@ class PostgreSQL:
 
     # --- backups and restores
 
-    async def copy(self, nonce: str) -> BaseCopy:
+    async def copy(self, nonce: str, parent: Content | None) -> BaseCopy | WalCopy:
         living = self._server.find()
         if not isinstance(living, Living):
             raise DatastoreError("the server does not run")
+        if parent is not None:
+            return await WalCopy.begin(self, parent)
         return await BaseCopy.begin(self, self.tools, self.programs, self.places, living, nonce)
 
-    async def receive(self, want: DatabaseWant, content: Content) -> Unpacking:
+    async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
         await self.clear()
-        return await Unpacking.begin(self, want, content)
+        return await Unpacking.receiving(self, want, chain)
 
     async def sweep(self, nonce: str | None) -> None:
         """Remove slots of other attempts than this one: a slot never outlives its attempt."""

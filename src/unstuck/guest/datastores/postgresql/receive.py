@@ -14,12 +14,14 @@ from typing import IO, TYPE_CHECKING, Final
 
 import psycopg
 
+from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError
+from unstuck.guest.datastores.postgresql.segments import number_of
 from unstuck.guest.datastores.postgresql.server import FAST, last_error, offspring, parent_of
 from unstuck.guest.datastores.postgresql.session import Connection, Mute, StartingUp, first_line
-from unstuck.guest.datastores.postgresql.tape import position_number
+from unstuck.guest.datastores.postgresql.walcopy import FORM as WAL
 from unstuck.guest.tools import Child, ToolFailed, last_words, run
 
 if TYPE_CHECKING:
@@ -46,10 +48,12 @@ SYNCS_AT_ONCE: Final = 14
 class Unpacking:
     """One restore. Cut off anywhere, the next begins anew."""
 
-    def __init__(self, datastore: PostgreSQL, want: DatabaseWant, content: Content, making: Path) -> None:
+    def __init__(
+        self, datastore: PostgreSQL, want: DatabaseWant, chain: tuple[Content, ...], making: Path
+    ) -> None:
         self._datastore = datastore
         self._want = want
-        self._content = content
+        self._chain = chain
         self._making = making
         self._thread = ThreadPoolExecutor(1, "unpack")
         self._pipe = -1
@@ -60,34 +64,44 @@ class Unpacking:
     def _data(self) -> Path:
         return self._making / "pg"
 
+    @property
+    def _log(self) -> Path:
+        """Segments of children, until they are replayed."""
+        return self._making / "log"
+
+    @property
+    def _replays(self) -> bool:
+        return len(self._chain) > 1
+
     @classmethod
-    async def begin(cls, datastore: PostgreSQL, want: DatabaseWant, content: Content) -> Unpacking:
-        found, major = content.datastore, want.version.split(".")[0]
-        if found.type != want.datastore or found.version.split(".")[0] != major:
-            reason = (
-                f"the backup is of {found.type} {found.version}, the instance is {want.datastore} {major}"
-            )
-            raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
+    async def receiving(
+        cls, datastore: PostgreSQL, want: DatabaseWant, chain: tuple[Content, ...]
+    ) -> Unpacking:
+        for number, content in enumerate(chain):
+            _check(want, content, "tar" if number == 0 else WAL)
         free, _ = datastore.volume.space()
-        if content.size + SPARE > free:
-            need = (content.size + SPARE) >> 20
+        need = size_of(chain) + SPARE
+        if need > free:
+            need >>= 20
             raise DatastoreError(f"the backup needs {need} MiB and the volume has {free >> 20} MiB free",
                                  "resize the instance's volume", code="volume-full")  # fmt: skip
-        made = cls(datastore, want, content, datastore.volume.begin())
-        try:
-            await made._start()
-        except ToolFailed as error:
-            await made.close()
-            raise DatastoreError(str(error)) from error
-        return made
+        return cls(datastore, want, chain, datastore.volume.begin())
 
-    async def _start(self) -> None:
+    async def begin(self, number: int) -> None:
+        if number:
+            await self._unpacked()
+        try:
+            await self._start([str(self._data)] if number == 0 else [str(self._log), "over"])
+        except ToolFailed as error:
+            raise DatastoreError(str(error)) from error
+
+    async def _start(self, target: list[str]) -> None:
         text = Path(__file__).with_name("unpack.py").read_text()
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = writing
         try:
             self._child = await self._datastore.tools.start(
-                [sys.executable, "-I", "-S", "-c", text, str(self._data)],
+                [sys.executable, "-I", "-S", "-c", text, *target],
                 stdin=reading, stderr=self._words.fileno(),
             )  # fmt: skip
         finally:
@@ -113,11 +127,15 @@ class Unpacking:
         raise DatastoreError(f"the backup cannot be unpacked: {words}", "resize the instance's volume",
                              code="volume-full" if "No space" in words else "effect-failed")  # fmt: skip
 
-    async def unpacked(self) -> None:
-        """Every file as the manifest in it says, with a digest each; the log from start to stop."""
+    async def _unpacked(self) -> None:
+        """What was begun last is there, whole."""
         os.close(self._pipe)
         self._pipe = -1
         await self._ended()
+
+    async def unpacked(self) -> None:
+        """Every file as the manifest in it says, with a digest each; the log from start to stop."""
+        await self._unpacked()
         programs = self._datastore.programs
         try:
             await run(
@@ -136,7 +154,10 @@ class Unpacking:
             raise DatastoreError(str(error)) from error
 
     async def prove(self) -> None:
-        """Run a server on it, for nobody but us, until it is consistent; then ask whose data it is."""
+        """Run a server on it, for nobody but us, until it is consistent; then ask whose data it is.
+
+        With children it replays their log to its end, and goes on in a timeline of its own.
+        """
         await self._datastore.dress(self._making, self._want)
         programs, log = self._datastore.programs, tempfile.TemporaryFile()  # noqa: SIM115
         options = {
@@ -148,6 +169,12 @@ class Unpacking:
         }  # fmt: skip
         if int(self._want.version.split(".")[0]) >= SYNCS_AT_ONCE:
             options["recovery_init_sync_method"] = "syncfs"
+        if self._replays:
+            await self._tool(["touch", str(self._data / "recovery.signal")], 30)
+            # Whatever the backed up server's settings were: nobody reads from this one meanwhile.
+            options["hot_standby"] = "off"
+            options["restore_command"] = f'cp "{self._log}/%f" "%p"'
+            options["recovery_target_timeline"] = "current"
         self._datastore.write_clients(self._making, self._want)
         command = [str(programs / "postgres"), "-D", str(self._data)]
         for name, value in options.items():
@@ -159,16 +186,17 @@ class Unpacking:
             finally:
                 child.cut()
                 await child.wait()
-        await self._tool(["rm", "-f", str(self._data / "postmaster.pid")], 30)
+        await self._tool(["rm", "-rf", str(self._data / "postmaster.pid"), str(self._log)], 300)
         # At once, not a thousand files one by one; the volume has nothing else to write.
         await self._tool(["sync", "-f", str(self._data)], RECOVERY)
 
     async def _judge(self, child: Child, log: int) -> None:
         identifier, timeline, position = await self._recovered(child, log)
-        content = self._content
+        content = self._chain[-1]
         if identifier != content.system_identifier:
             raise damaged(f"it is of system {identifier}, not {content.system_identifier}")
-        if timeline != content.stop.timeline or position < position_number(content.stop.lsn):
+        begun = timeline > content.stop.timeline if self._replays else timeline == content.stop.timeline
+        if not begun or position < number_of(content.stop.lsn):
             raise damaged(f"its log ends before {content.stop.lsn}")
         try:
             await self._datastore.sessions.run(PORT, _checkpoint, RECOVERY)
@@ -215,6 +243,16 @@ class Unpacking:
         self._words.close()
 
 
+def _check(want: DatabaseWant, content: Content, form: str) -> None:
+    found, major = content.datastore, want.version.split(".")[0]
+    if found.type != want.datastore or found.version.split(".")[0] != major:
+        reason = f"the backup is of {found.type} {found.version}, the instance is {want.datastore} {major}"
+        raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
+    if content.content != form:
+        reason = f"the backup holds {content.content[:40]!r}, and this agent reads {form!r} only"
+        raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -223,11 +261,11 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 def _told(connection: Connection) -> tuple[str, int, int]:
     row = connection.execute(
-        "SELECT system_identifier::text, timeline_id, pg_current_wal_lsn()::text"
-        " FROM pg_control_system(), pg_control_checkpoint()"
+        "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_insert_lsn()),"
+        " pg_current_wal_insert_lsn()::text FROM pg_control_system()"
     ).fetchone()
     assert row is not None
-    return str(row[0]), int(row[1]), position_number(str(row[2]))
+    return str(row[0]), int(str(row[1])[:8], 16), number_of(str(row[2]))
 
 
 def _checkpoint(connection: Connection) -> None:

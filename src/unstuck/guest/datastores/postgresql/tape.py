@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from unstuck.core.backup.content import Position
 from unstuck.guest.datastore import DatastoreError
+from unstuck.guest.datastores.postgresql.segments import number_of
 
 BLOCK: Final = 512
 _LABEL_MOST: Final = 64 << 10
@@ -118,16 +119,10 @@ class Tape:
         at = text.rfind('"WAL-Ranges"')
         try:
             ranges: list[dict[str, Any]] = json.loads("{" + text[at:])["WAL-Ranges"]
-            last = max(ranges, key=lambda entry: position_number(str(entry["End-LSN"])))
+            last = max(ranges, key=lambda entry: number_of(str(entry["End-LSN"])))
             return Position(int(last["Timeline"]), str(last["End-LSN"]))
         except (ValueError, KeyError, TypeError):
             raise DatastoreError("the copy says not where it ends") from None
-
-
-def position_number(lsn: str) -> int:
-    """An LSN's place in the log, in bytes."""
-    high, _, low = lsn.partition("/")
-    return (int(high, 16) << 32) + int(low, 16)
 
 
 def _number(field: bytes) -> int:

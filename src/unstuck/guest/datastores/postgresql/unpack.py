@@ -1,4 +1,6 @@
-"""Unpacks a base backup from its input into a folder that it makes. Run by its text, as the datastore's user.
+"""Unpacks a backup from its input into a folder that it makes. Run by its text, as the datastore's user.
+
+With ``over`` as second argument the folder may be there, and files in it are replaced.
 
 Only plain files and folders, only below the folder, each once: what else a tar can hold (links, devices,
 names that climb) no base backup of ours has.
@@ -34,10 +36,13 @@ def write(source: IO[bytes], path: str, size: int) -> None:
         os.close(descriptor)
 
 
-def main(target: str) -> int:
+def main(target: str, over: str = "") -> int:
     os.umask(0o027)
     try:
-        os.mkdir(target, 0o750)
+        if over:
+            os.makedirs(target, 0o750, exist_ok=True)
+        else:
+            os.mkdir(target, 0o750)
         with (
             os.fdopen(0, "rb", buffering=BLOCK) as stream,
             tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as tar,
@@ -51,6 +56,8 @@ def main(target: str) -> int:
                     os.makedirs(os.path.dirname(path), 0o750, exist_ok=True)
                     inside = tar.extractfile(member)
                     assert inside is not None
+                    if over and os.path.lexists(path):
+                        os.unlink(path)
                     write(inside, path, member.size)
                 else:
                     raise ValueError(f"it holds something that is no file: {member.name[:80]!r}")
@@ -67,4 +74,4 @@ def main(target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
