@@ -275,9 +275,7 @@ def test_lists_of_what_is_not_offered_are_empty(openstack: Shell) -> None:
     assert openstack.json("database cluster list") == []
 
 
-def test_configuration_groups_from_the_parameters_to_the_instance(
-    openstack: Shell, cloud: Databases
-) -> None:
+def test_configuration_groups_from_the_parameters_to_the_instance(openstack: Shell, cloud: Databases) -> None:
     listed = openstack.json("database configuration parameter list 17 --datastore postgresql")
     assert {"max_connections", "work_mem"} <= {item["Name"] for item in listed}
     shown = openstack.json("database configuration parameter show 17 work_mem --datastore postgresql")

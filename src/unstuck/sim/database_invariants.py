@@ -17,6 +17,7 @@ from unstuck.core.backup.data import Backup, Ending, Unanswered
 from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
+from unstuck.sim import parameters
 from unstuck.sim.datastore import rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.store.backup_chain import chain_of
@@ -83,7 +84,7 @@ _MARKS = Prepared(
     sa.select(
         instances.c.id, instances.c.deleted, instances.c.removed, instances.c.settled, instances.c.guest,
         instances.c.alive, instances.c.seen, instances.c.data_recorded, instances.c.restores,
-        instances.c.pending, instances.c.failure, instances.c.restart,
+        instances.c.pending, instances.c.failure, instances.c.restart, instances.c.configuration_id,
     ).order_by(instances.c.id)
 )  # fmt: skip
 _BACKUP_MARKS = Prepared(sa.select(backups).order_by(backups.c.id))
@@ -392,6 +393,9 @@ class DatabaseTruth:
             kept = [] if volume is None else volume.rows
             if not row.removed and not set(written.get(row.id, ())) <= set(kept):
                 wrong.append(f"rows lost: {row.id} has not the rows that were acknowledged")
+            wrong_parameters = parameters.flaw(tx, self._world, row.id)
+            if wrong_parameters is not None:
+                wrong.append(wrong_parameters)
             if loaded.instance.restores is not None and loaded.instance.data_recorded:
                 wrong.append(f"instance {row.id} still holds backup {loaded.instance.restores}")
         return wrong

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unstuck.core.backup.data import Phase
 from unstuck.sim.blobs import DIRECT, Mode
+from unstuck.sim.parameters import TOO_MANY
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -530,6 +531,36 @@ async def lives_of_databases(user: DatabaseUser) -> None:
     await user.ended("d", "COMPLETED")
 
 
+async def parameters_change(user: DatabaseUser) -> None:
+    """A group before and after its instance, a restart for what needs one, other values, and none."""
+    await _with_rows(user)
+    await user.configure(work_mem="4MB", max_connections=50)
+    await user.attach("db")
+    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
+    await user.restart_db("db")
+    await user.ready()
+    await user.configure(work_mem="8MB", max_connections=50)
+    await user.write("db")
+    await user.attach("db", None)
+    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
+    await user.restart_db("db")
+    await user.ready()
+
+
+async def parameters_no_server_starts_with(user: DatabaseUser) -> None:
+    """It is up again with those that worked, and a mended group is applied."""
+    await _with_rows(user)
+    await user.configure(max_connections=int(TOO_MANY))
+    await user.attach("db")
+    await user.restart_db("db")
+    await user.ready()
+    await user.write("db")
+    await user.configure(max_connections=60)
+    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
+    await user.restart_db("db")
+    await user.ready()
+
+
 DATABASE_SCENARIOS: dict[str, Script] = {
     script.__name__: script
     for script in (
@@ -583,5 +614,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         volume_lost,
         lives_of_databases,
         agent_of_another_version,
+        parameters_change,
+        parameters_no_server_starts_with,
     )
 }

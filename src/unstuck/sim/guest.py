@@ -70,6 +70,9 @@ class Inside:
         self.server = ServerState.DOWN
         self.restart = 0
         self.failed = 0
+        self.parameters: dict[str, str] = {}
+        """What the server runs with."""
+        self.up_since = 0.0
         self.tools: list[SimCopy] = []
         self.slots: set[str] = set()
         self.agent: Process | None = None
@@ -148,6 +151,7 @@ class Inside:
     def _up(self) -> None:
         if self.server is ServerState.STARTING and not self.dead:
             self.server, self.failed, self.down_since = ServerState.UP, 0, None
+            self.up_since = self.engine.now
             self._wake()
 
     def stop_server(self, state: ServerState) -> None:
