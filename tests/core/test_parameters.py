@@ -13,7 +13,7 @@ from unstuck.core.datastores.postgresql.parameters import bytes_of
 
 EVERY = [(manager, name) for manager, allowed in ALLOWED.items() for name in allowed.parameters]
 DANGEROUS = re.compile(
-    r"command|_file$|directory|_dir|path|plugin|library$|socket|listen|^port$|ssl|hba|ident|fsync|full_page"
+    r"command|_file$|directory|_dir$|path|plugin|library$|socket|listen|^port$|ssl|hba|ident|fsync|full_page"
     r"|wal_level|archive|senders|slots|data_|log_destination|collector|syslog|log_bin|basedir|init_|secure|user$"
     r"|password|role|include|preload_libraries_|zero_damaged|checksum|doublewrite|external|bonjour|krb"
 )

@@ -128,8 +128,8 @@ PLANTED = (
             ),
             (
                 databases.a_changed_group_is_told_to_nobody,
-                "parameters_no_server_starts_with",
-                "did not become",
+                "parameters_of_many",
+                "parameters: ",
             ),
         )
     ),

@@ -531,20 +531,36 @@ async def lives_of_databases(user: DatabaseUser) -> None:
     await user.ended("d", "COMPLETED")
 
 
+_CONFIGURED = (("RESTART_REQUIRED", "HEALTHY"), ("ACTIVE", "HEALTHY"))
+"""Where a fault has started it anew, nothing waits for a restart."""
+
+
 async def parameters_change(user: DatabaseUser) -> None:
     """A group before and after its instance, a restart for what needs one, other values, and none."""
     await _with_rows(user)
     await user.configure(work_mem="4MB", max_connections=50)
     await user.attach("db")
-    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
+    await user.db_until("db", *_CONFIGURED)
     await user.restart_db("db")
     await user.ready()
     await user.configure(work_mem="8MB", max_connections=50)
     await user.write("db")
     await user.attach("db", None)
-    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
+    await user.db_until("db", *_CONFIGURED)
     await user.restart_db("db")
     await user.ready()
+
+
+async def parameters_of_many(user: DatabaseUser) -> None:
+    """Two instances of one group; what it says last, both have in the end."""
+    await user.configure(work_mem="4MB")
+    for name in ("db", "second"):
+        await user.create_db(name)
+        await user.ready(name)
+        await user.attach(name)
+    await user.wait(30.0)
+    await user.configure(work_mem="8MB")
+    await user.wait(30.0)
 
 
 async def parameters_no_server_starts_with(user: DatabaseUser) -> None:
@@ -556,7 +572,6 @@ async def parameters_no_server_starts_with(user: DatabaseUser) -> None:
     await user.ready()
     await user.write("db")
     await user.configure(max_connections=60)
-    await user.db_until("db", ("RESTART_REQUIRED", "HEALTHY"))
     await user.restart_db("db")
     await user.ready()
 
@@ -615,6 +630,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         lives_of_databases,
         agent_of_another_version,
         parameters_change,
+        parameters_of_many,
         parameters_no_server_starts_with,
     )
 }
