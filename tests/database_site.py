@@ -22,6 +22,7 @@ from unstuck.core.instance.control import (
     DeleteServer,
     FailIt,
     FinishDelete,
+    GoBack,
     LookAgain,
     Settled,
     Shelve,
@@ -116,6 +117,8 @@ def control_instances(store: Store) -> None:
         match plan_control(facts.instance, facts.now):
             case Apply():
                 store.transact(instance_work.apply_pending, instance_id)
+            case GoBack():
+                store.transact(instance_work.go_back, instance_id)
             case CancelBackup():
                 store.transact(instance_work.cancel_for_pending, instance_id)
             case FailIt(code, reason, remedy):

@@ -255,7 +255,8 @@ def configuration_for(
 ) -> Configuration:
     """A group that an instance is to have: held, of its project and version, and fit for its memory."""
     found = _locked(tx, configuration_id, project_id)
-    if found.version_id != version_id:
+    of = datastores.get_version(tx, found.version_id, inactive=True).version
+    if not datastores.same_line(of, datastores.get_version(tx, version_id, inactive=True).version):
         raise Invalid(
             f"configuration: group {configuration_id} is for version {found.version} of {found.datastore}, "
             "and the instance has another one."

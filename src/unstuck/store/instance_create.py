@@ -168,10 +168,10 @@ def _origin(tx: Tx, asked: AskedInstance, caller: Caller) -> tuple[Origin, datas
         raise Invalid(f"datastore.type: backup {asked.backup_id} is of {chosen.datastore.name}.")
     if asked.version is not None:
         wanted = datastores.choose(tx, chosen.datastore.id, asked.version)
-        if wanted.version.version != chosen.version.version:
+        if not datastores.same_line(wanted.version, chosen.version):
             raise Invalid(
                 f"datastore.version: backup {asked.backup_id} is of version {chosen.version.version}, and "
-                "can be restored into that one only."
+                "can be restored into one of the same major version only."
             )
         chosen = wanted
     return Origin(asked.databases, asked.users, asked.backup_id), chosen

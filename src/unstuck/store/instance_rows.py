@@ -15,6 +15,7 @@ from unstuck.core.instance.control import (
     DeleteServer,
     FailIt,
     FinishDelete,
+    GoBack,
     LookAgain,
     Plan,
     Settled,
@@ -216,7 +217,16 @@ def next_look(plan: Plan, now: Now) -> tuple[bool, float | None]:
             return True, None
         case LookAgain(at, _):
             return False, max(at, now.lease)
-        case Apply() | CancelBackup() | FailIt() | StopServer() | Shelve() | DeleteServer() | FinishDelete():
+        case (
+            Apply()
+            | GoBack()
+            | CancelBackup()
+            | FailIt()
+            | StopServer()
+            | Shelve()
+            | DeleteServer()
+            | FinishDelete()
+        ):
             return False, now.lease
 
 

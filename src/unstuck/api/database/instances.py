@@ -19,7 +19,6 @@ from unstuck.api.database.common import (
     object_id,
     page,
     project,
-    refuse_given,
     scope,
     text_of,
     truth,
@@ -60,7 +59,7 @@ class Changes(Body, frozen=True, kw_only=True):
     configuration: str | UnsetType | None = UNSET
     replica_of: Any = UNSET
     slave_of: Any = UNSET
-    datastore_version: Any = UNSET
+    datastore_version: str | UnsetType = UNSET
 
 
 class ChangeBody(Body, frozen=True, kw_only=True):
@@ -131,10 +130,9 @@ async def show(call: Call) -> Reply:
 
 
 async def change(call: Call) -> Reply:
-    """``PUT`` and ``PATCH /instances/{id}``: name, access, protection, configuration group."""
+    """``PUT`` and ``PATCH /instances/{id}``: name, access, protection, configuration group, version."""
     key = object_id(call.params["id"], "Instance")
     asked: Changes = call.body.instance
-    refuse_given(asked.datastore_version, "datastore_version", "upgrades are not offered by this cloud.")
     for field, given in (("replica_of", asked.replica_of), ("slave_of", asked.slave_of)):
         if given is not UNSET:
             raise bad_request(f"{field}: replicas are not offered by this cloud.")
@@ -156,6 +154,9 @@ def _change(
     if not isinstance(asked.configuration, UnsetType):  # its lock comes first
         group = configuration_id_of(asked.configuration)
         told = set_configuration(tx, key, owner, group, who)
+    if not isinstance(asked.datastore_version, UnsetType):
+        version = text_of(asked.datastore_version, "instance.datastore_version")
+        store.upgrade_instance(tx, key, owner, version, who)
     if not isinstance(asked.protected, UnsetType):
         store.protect_instance(tx, key, owner, who, protected=asked.protected)
     if not isinstance(asked.name, UnsetType):

@@ -117,12 +117,14 @@ def _word(kind: PendingKind) -> str:
             return "the instance is to get a larger volume"
         case PendingKind.REBUILD:
             return "the instance is to get another system; its volume stays"
+        case PendingKind.UPGRADE:
+            return "the instance is to get another version of its datastore; its volume stays"
         case _ as never:
             assert_never(never)
 
 
 def _pending(instance: Instance, server: Server, pending: Pending, now: Now) -> Why:
-    word = _word(pending.kind)
+    word = f"{pending.back}; it goes back to its former version" if pending.back else _word(pending.kind)
     if pending.applied is None:
         until = busy_until(instance, now)
         backup = instance.backup

@@ -22,6 +22,7 @@ ACTIVE = "ACTIVE"
 BACKUP = "BACKUP"
 REBOOT = "REBOOT"
 RESIZE = "RESIZE"
+UPGRADE = "UPGRADE"
 RESTART_REQUIRED = "RESTART_REQUIRED"
 SHUTDOWN = "SHUTDOWN"
 ERROR = "ERROR"
@@ -94,6 +95,8 @@ def _pending(kind: PendingKind) -> str:
             return RESIZE
         case PendingKind.REBUILD:
             return BUILD
+        case PendingKind.UPGRADE:
+            return UPGRADE
         case _ as never:
             assert_never(never)
 
