@@ -257,7 +257,8 @@ def test_name_and_access_change(trove: Trove, site: DatabaseSite) -> None:
     assert shown["access"] == {"is_public": False, "allowed_cidrs": ["10.0.0.0/8"]}
     assert [address["type"] for address in shown["addresses"]] == ["private"]
     assert trove.ask("PUT", one, json={"instance": {}}).status_code == 202
-    assert "upgrades" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "18"}})
+    assert "datastore_version" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "17"}})
+    assert "no version" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "18"}})
     assert NOBODY in trove.missing("PUT", one, json={"instance": {"configuration": NOBODY}})
     assert "replica" in trove.bad("PUT", one, json={"instance": {"replica_of": None}})
     assert "colour" in trove.bad("PUT", one, json={"instance": {"colour": "red"}})

@@ -261,7 +261,7 @@ def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> 
         ("database instance promote shop", "not offered"),
         ("database instance eject shop", "not offered"),
         ("database instance detach shop", "not offered"),
-        ("database instance upgrade shop 18", "not offered"),
+        ("database instance upgrade shop 18", "no version"),
         ("database instance create r --replica-of shop", "not offered"),
         ("database cluster create c postgresql 17 --instance flavor=3,volume=1", "not offered"),
     ],
@@ -310,3 +310,20 @@ def test_configuration_groups_from_the_parameters_to_the_instance(openstack: She
     wait(lambda: len(openstack.json("database instance list")) == 1)
     openstack("database configuration delete slow")
     assert openstack.json("database configuration list") == []
+
+
+def test_an_instance_gets_another_version_of_its_datastore(openstack: Shell, cloud: Databases) -> None:
+    create(openstack)
+    healthy(openstack, "shop")
+    openstack(
+        "datastore version create 17.9 postgresql postgresql",
+        cloud.site.image,
+        "--active",
+        "--version",
+        "17.9",
+    )
+    openstack("datastore version create 19 postgresql postgresql", cloud.site.image, "--active")
+    refused(openstack, "database instance upgrade shop 19", "major version")
+    openstack("database instance upgrade shop 17.9")
+    assert healthy(openstack, "shop")["datastore_version"] == "17.9"
+    refused(openstack, "database instance upgrade shop 17.9", "already")

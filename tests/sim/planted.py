@@ -126,6 +126,7 @@ PLANTED = (
                 "parameters_no_server_starts_with",
                 "did not become",
             ),
+            (databases.a_failed_upgrade_stays_where_it_is, "upgrade_that_fails", "did not become"),
             (
                 databases.a_changed_group_is_told_to_nobody,
                 "parameters_of_many",

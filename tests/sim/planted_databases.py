@@ -132,3 +132,7 @@ def parameters_on_trial_are_never_given_up(patch: Monkey) -> None:
 
 def a_changed_group_is_told_to_nobody(patch: Monkey) -> None:
     patch.setattr(configurations, "_tell", lambda _tx, _rows: [])
+
+
+def a_failed_upgrade_stays_where_it_is(patch: Monkey) -> None:
+    patch.setattr(instance_control, "upgrade_failed", lambda _instance, _now: None)

@@ -19,7 +19,7 @@ ACTS = (
     "delete", "delete-to-trash", "undelete", "rebuild", "write", "create-user",
     "agent-dies", "agent-gone", "agent-frozen", "blobs", "blobs-ok", "hang", "hang-over", "control-away",
     "host-agents", "pause", "unpause", "volume-full", "volume-free", "server-crash",
-    "configure", "configure-badly", "attach", "detach",
+    "configure", "configure-badly", "upgrade", "upgrade-badly", "attach", "detach",
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ class Deeds:
                 )
             case "configure-badly":
                 await user.configure(max_connections=int(TOO_MANY))
-            case "attach" | "detach":
+            case "attach" | "detach" | "upgrade" | "upgrade-badly":
                 await user.try_once(act, name)
             case "write":
                 user.beside(user.write(name))

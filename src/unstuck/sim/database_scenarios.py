@@ -49,6 +49,28 @@ async def rebuild_instance(user: DatabaseUser) -> None:
     await user.write("db")
 
 
+async def upgrade_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db")
+    await user.ready()
+    await user.write("db")
+
+
+async def upgrade_that_fails(user: DatabaseUser) -> None:
+    """It is back on its former version, with its data, and can be used."""
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.ready()
+    await user.write("db")
+
+
+async def delete_while_upgrading_an_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.wait(4.0)
+    await user.delete_db("db")
+
+
 async def delete_while_building_an_instance(user: DatabaseUser) -> None:
     await user.create_db("db")
     await user.wait(3.0)
@@ -583,6 +605,9 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         restart_instance,
         resize_instance,
         rebuild_instance,
+        upgrade_instance,
+        upgrade_that_fails,
+        delete_while_upgrading_an_instance,
         delete_while_building_an_instance,
         delete_instance,
         delete_while_restarting_an_instance,

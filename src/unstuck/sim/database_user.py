@@ -151,6 +151,9 @@ class DatabaseUser(SimUser):
     async def resize_volume(self, name: str, size_gb: int = 2) -> None:
         await self._insist("resize-volume", instances.resize_volume, name, "p", size_gb, self._caller())
 
+    async def upgrade_db(self, name: str, version: str = "new") -> None:
+        await self._insist("upgrade-instance", instances.upgrade_instance, name, "p", version, self._caller())
+
     async def rebuild_db(self, name: str) -> None:
         operator = msgspec.structs.replace(self._caller(), admin=True)
         await self._insist("rebuild-instance", instances.rebuild_instance, name, None, operator)
@@ -361,6 +364,10 @@ class DatabaseUser(SimUser):
                 await self._db(what, instances.restart_instance, name, "p", caller)
             case "resize":
                 await self._db(what, instances.resize_instance, name, "p", "large", caller)
+            case "upgrade":
+                await self._db(what, instances.upgrade_instance, name, "p", "new", caller)
+            case "upgrade-badly":
+                await self._db(what, instances.upgrade_instance, name, "p", "bad", caller)
             case "attach":
                 await self._db(what, set_configuration, name, "p", "g", caller)
             case "detach":

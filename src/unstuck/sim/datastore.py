@@ -42,6 +42,8 @@ HEAD: Final = 2
 START_SECONDS: Final = 1.0
 WORK_SECONDS: Final = {Phase.STARTING: 2.0, Phase.COPYING: 0.5, Phase.FINISHING: 2.0}
 _SYSTEM: Final = "system-"
+BAD_IMAGE: Final = "system-bad"
+"""No server of this one comes up on data that another has made."""
 
 
 class Volume(msgspec.Struct):
@@ -258,6 +260,8 @@ class SimDatastore:
             raise DatastoreError("there is no such data")
         if inside.server in (ServerState.UP, ServerState.STARTING):
             raise DatastoreError("a server runs already")
+        if inside.image == BAD_IMAGE:
+            raise DatastoreError("this version does not start on this data", final=True)
         comes_up = parameters.before_start(inside, want)
         volume.config = _config(inside, want)
         inside.start_server(want.restart)

@@ -59,7 +59,7 @@ class Inside:
     """One guest process from within. It dies with it; its volume does not."""
 
     def __init__(
-        self, world: Databases, host_id: str, server_id: str, guest: SimGuest, volume: Volume
+        self, world: Databases, host_id: str, server_id: str, guest: SimGuest, volume: Volume, image: str
     ) -> None:
         self.world = world
         self.engine: Engine = world.engine
@@ -67,6 +67,8 @@ class Inside:
         self.server_id = server_id
         self.guest = guest
         self.volume: Volume = volume
+        self.image = image
+        """What it was booted from."""
         self.server = ServerState.DOWN
         self.restart = 0
         self.failed = 0
