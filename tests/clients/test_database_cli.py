@@ -315,13 +315,7 @@ def test_configuration_groups_from_the_parameters_to_the_instance(openstack: She
 def test_an_instance_gets_another_version_of_its_datastore(openstack: Shell, cloud: Databases) -> None:
     create(openstack)
     healthy(openstack, "shop")
-    openstack(
-        "datastore version create 17.9 postgresql postgresql",
-        cloud.site.image,
-        "--active",
-        "--version",
-        "17.9",
-    )
+    openstack("datastore version create 17.9 postgresql postgresql", cloud.site.image, "--active")
     openstack("datastore version create 19 postgresql postgresql", cloud.site.image, "--active")
     refused(openstack, "database instance upgrade shop 19", "major version")
     openstack("database instance upgrade shop 17.9")

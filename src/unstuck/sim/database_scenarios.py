@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unstuck.core.backup.data import Phase
 from unstuck.sim.blobs import DIRECT, Mode
 from unstuck.sim.parameters import TOO_MANY
+from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -658,4 +659,4 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         parameters_of_many,
         parameters_no_server_starts_with,
     )
-}
+} | SCHEDULE_SCENARIOS

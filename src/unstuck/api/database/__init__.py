@@ -13,6 +13,7 @@ from unstuck.api.database import (
     mgmt,
     offered,
     root,
+    schedules,
     strategies,
     users,
 )
@@ -28,6 +29,7 @@ ROUTES: list[Route] = [
     *users.ROUTES,
     *root.ROUTES,
     *backups.ROUTES,
+    *schedules.ROUTES,
     *strategies.ROUTES,
     *configurations.ROUTES,
     *offered.ROUTES,
