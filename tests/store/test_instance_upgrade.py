@@ -156,3 +156,15 @@ def test_its_configuration_group_stays(cloud: Databases) -> None:
     cloud.see(cloud.view())
     with pytest.raises(Conflict, match="configuration groups"):
         cloud.store.transact(datastores.delete_version, "v15")
+
+
+def test_what_the_former_guest_saw_says_nothing_of_the_new_one(cloud: Databases) -> None:
+    """The simulator found it: the new process's hello, with its predecessor's view, made an upgrade done."""
+    cloud.active_db()
+    upgrade(cloud)
+    cloud.steps()
+    cloud.again()
+    cloud.see(None)
+    assert cloud.instance().pending is not None
+    cloud.see(cloud.view(server=ServerState.DOWN, trouble=cloud.trouble()))
+    assert cloud.steps() == ["GoBack"]
