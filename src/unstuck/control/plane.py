@@ -131,7 +131,8 @@ class ControlPlane:
         if self._backups is not None:
             works["backups"] = self._backups.run_forever()
         if self._schedules is not None:
-            works["schedules"] = self._schedules.run_forever()
+            works["schedules"] = self._schedules.schedules.run_forever()
+            works["retention"] = self._schedules.retention.run_forever()
         code = await self._port.run(works)
         await self._close(web)
         return code

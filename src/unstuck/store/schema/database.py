@@ -149,6 +149,8 @@ backups = sa.Table(
     sa.Column("retry_of", Id),
     # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
     sa.Column("made_by", sa.String(128), nullable=False, server_default="user"),
+    # Retention leaves it alone, whatever the policy says.
+    sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
     # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.
     sa.Column("made_key", sa.String(255)),
     # Name of the store of objects that it goes to; where that is, is the operator's setting.

@@ -19,10 +19,12 @@ from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.postgresql.segments import number_of
-from unstuck.guest.datastores.postgresql.server import FAST, last_error, offspring, parent_of
-from unstuck.guest.datastores.postgresql.session import Connection, Mute, StartingUp, first_line
+from unstuck.guest.datastores.postgresql.server import FAST, last_error
+from unstuck.guest.datastores.postgresql.session import Connection, first_line
 from unstuck.guest.datastores.postgresql.walcopy import FORM as WAL
+from unstuck.guest.processes import offspring, parent_of
 from unstuck.guest.tools import Child, ToolFailed, last_words, run
+from unstuck.guest.turns import Mute, StartingUp
 
 if TYPE_CHECKING:
     from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
