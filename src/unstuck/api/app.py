@@ -25,6 +25,7 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.explain",
     "unstuck.api.recovery",
     "unstuck.api.metrics",
+    "unstuck.api.openapi",
 ]
 
 
