@@ -48,7 +48,7 @@ def check(connection: Connection, request: Check) -> DatabaseAnswer:
     found = [str(row[0]) for row in connection.execute(_DATABASES)]
     if request.database and request.database not in found:
         return Failed("wrong", f"there is no database {request.database!r} in it", "database")
-    with _reader(connection) as password:
+    with _reader(connection, found) as password:
         reader = _Reader(connection.info.port, password, end)
         checked = Checked(databases=len(found))
         try:
@@ -71,13 +71,17 @@ def check(connection: Connection, request: Check) -> DatabaseAnswer:
 
 
 @contextlib.contextmanager
-def _reader(connection: Connection) -> Iterator[str]:
+def _reader(connection: Connection, databases: list[str]) -> Iterator[str]:
     """The role, with a fresh password, while it is needed."""
     password = secrets.token_urlsafe(24)
     name, secret = sql.Identifier(ROLE), sql.Literal(password)
     _drop(connection)
     connection.execute(sql.SQL("CREATE ROLE {} LOGIN BYPASSRLS PASSWORD {}").format(name, secret))
     connection.execute(sql.SQL("GRANT pg_read_all_data TO {}").format(name))
+    for database in databases:
+        connection.execute(
+            sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(sql.Identifier(database), name)
+        )
     try:
         yield password
     finally:
@@ -87,7 +91,10 @@ def _reader(connection: Connection) -> Iterator[str]:
 
 def _drop(connection: Connection) -> None:
     connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [ROLE])
-    connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(ROLE)))
+    if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [ROLE]).fetchone() is not None:
+        # Its rights to connect as well, which are kept with the databases.
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(ROLE)))
+        connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(ROLE)))
 
 
 class _Reader:
