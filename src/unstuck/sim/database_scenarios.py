@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unstuck.core.backup.data import Phase
 from unstuck.sim.blobs import DIRECT, Mode
+from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
 from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 
@@ -48,6 +49,28 @@ async def rebuild_instance(user: DatabaseUser) -> None:
     await user.rebuild_db("db")
     await user.ready()
     await user.write("db")
+
+
+async def upgrade_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db")
+    await user.ready()
+    await user.write("db")
+
+
+async def upgrade_that_fails(user: DatabaseUser) -> None:
+    """It is back on its former version, with its data, and can be used."""
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.ready()
+    await user.write("db")
+
+
+async def delete_while_upgrading_an_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.wait(4.0)
+    await user.delete_db("db")
 
 
 async def delete_while_building_an_instance(user: DatabaseUser) -> None:
@@ -532,62 +555,110 @@ async def lives_of_databases(user: DatabaseUser) -> None:
     await user.ended("d", "COMPLETED")
 
 
-DATABASE_SCENARIOS: dict[str, Script] = (
-    {
-        script.__name__: script
-        for script in (
-            create_instance_and_user,
-            restart_instance,
-            resize_instance,
-            rebuild_instance,
-            delete_while_building_an_instance,
-            delete_instance,
-            delete_while_restarting_an_instance,
-            trash_and_undelete,
-            stay_in_the_trash,
-            backup,
-            backup_to_a_remote_store,
-            two_backups_at_once,
-            cancel_a_backup,
-            cancel_before_it_is_taken,
-            retry_a_backup,
-            delete_a_backup_while_it_runs,
-            delete_instance_during_its_backup,
-            delete_instance_during_its_backup_without_an_agent,
-            restore_into_a_new_instance,
-            delete_a_backup_while_it_is_restored_from,
-            restore_a_chain_whose_parents_were_deleted,
-            delete_a_parent_while_its_child_is_made,
-            delete_a_chain_while_it_is_restored_from,
-            agent_dies_during_an_incremental_backup,
-            delete_the_instance_that_is_restored,
-            *(_damaged(how) for how in ("missing", "flipped", "swapped", "truncated")),
-            leave_a_restore_that_failed,
-            restore_while_the_blob_store_is_away,
-            restore_into_a_full_volume,
-            agent_never_existed,
-            agent_dead_before_the_request,
-            agent_dies_during_the_backup,
-            agent_dies_during_the_backup_for_good,
-            agent_frozen_shortly,
-            agent_frozen_for_longer_than_its_lease,
-            agent_frozen_at_the_end,
-            agent_late_after_it_was_given_up,
-            *(_hanging(phase) for phase in (Phase.STARTING, Phase.COPYING, Phase.FINISHING)),
-            *(_store_is(mode) for mode in (Mode.FAULT, Mode.REFUSED, Mode.FULL, Mode.HANG)),
-            *(_store_was(mode) for mode in (Mode.DEAF, Mode.PARTIAL, Mode.HANG)),
-            late_uploads,
-            control_plane_away_for_longer_than_the_lease,
-            host_agent_restarts_during_the_backup,
-            restart_waits_for_the_backup,
-            server_crashes_during_the_backup,
-            volume_full_during_the_backup,
-            guest_paused_during_the_backup,
-            volume_lost,
-            lives_of_databases,
-            agent_of_another_version,
-        )
-    }
-    | SCHEDULE_SCENARIOS
-    | VERIFY_SCENARIOS
-)
+_CONFIGURED = (("RESTART_REQUIRED", "HEALTHY"), ("ACTIVE", "HEALTHY"))
+"""Where a fault has started it anew, nothing waits for a restart."""
+
+
+async def parameters_change(user: DatabaseUser) -> None:
+    """A group before and after its instance, a restart for what needs one, other values, and none."""
+    await _with_rows(user)
+    await user.configure(work_mem="4MB", max_connections=50)
+    await user.attach("db")
+    await user.db_until("db", *_CONFIGURED)
+    await user.restart_db("db")
+    await user.ready()
+    await user.configure(work_mem="8MB", max_connections=50)
+    await user.write("db")
+    await user.attach("db", None)
+    await user.db_until("db", *_CONFIGURED)
+    await user.restart_db("db")
+    await user.ready()
+
+
+async def parameters_of_many(user: DatabaseUser) -> None:
+    """Two instances of one group; what it says last, both have in the end."""
+    await user.configure(work_mem="4MB")
+    for name in ("db", "second"):
+        await user.create_db(name)
+        await user.ready(name)
+        await user.attach(name)
+    await user.wait(30.0)
+    await user.configure(work_mem="8MB")
+    await user.wait(30.0)
+
+
+async def parameters_no_server_starts_with(user: DatabaseUser) -> None:
+    """It is up again with those that worked, and a mended group is applied."""
+    await _with_rows(user)
+    await user.configure(max_connections=int(TOO_MANY))
+    await user.attach("db")
+    await user.restart_db("db")
+    await user.ready()
+    await user.write("db")
+    await user.configure(max_connections=60)
+    await user.restart_db("db")
+    await user.ready()
+
+
+DATABASE_SCENARIOS: dict[str, Script] = {
+    script.__name__: script
+    for script in (
+        create_instance_and_user,
+        restart_instance,
+        resize_instance,
+        rebuild_instance,
+        upgrade_instance,
+        upgrade_that_fails,
+        delete_while_upgrading_an_instance,
+        delete_while_building_an_instance,
+        delete_instance,
+        delete_while_restarting_an_instance,
+        trash_and_undelete,
+        stay_in_the_trash,
+        backup,
+        backup_to_a_remote_store,
+        two_backups_at_once,
+        cancel_a_backup,
+        cancel_before_it_is_taken,
+        retry_a_backup,
+        delete_a_backup_while_it_runs,
+        delete_instance_during_its_backup,
+        delete_instance_during_its_backup_without_an_agent,
+        restore_into_a_new_instance,
+        delete_a_backup_while_it_is_restored_from,
+        restore_a_chain_whose_parents_were_deleted,
+        delete_a_parent_while_its_child_is_made,
+        delete_a_chain_while_it_is_restored_from,
+        agent_dies_during_an_incremental_backup,
+        delete_the_instance_that_is_restored,
+        *(_damaged(how) for how in ("missing", "flipped", "swapped", "truncated")),
+        leave_a_restore_that_failed,
+        restore_while_the_blob_store_is_away,
+        restore_into_a_full_volume,
+        agent_never_existed,
+        agent_dead_before_the_request,
+        agent_dies_during_the_backup,
+        agent_dies_during_the_backup_for_good,
+        agent_frozen_shortly,
+        agent_frozen_for_longer_than_its_lease,
+        agent_frozen_at_the_end,
+        agent_late_after_it_was_given_up,
+        *(_hanging(phase) for phase in (Phase.STARTING, Phase.COPYING, Phase.FINISHING)),
+        *(_store_is(mode) for mode in (Mode.FAULT, Mode.REFUSED, Mode.FULL, Mode.HANG)),
+        *(_store_was(mode) for mode in (Mode.DEAF, Mode.PARTIAL, Mode.HANG)),
+        late_uploads,
+        control_plane_away_for_longer_than_the_lease,
+        host_agent_restarts_during_the_backup,
+        restart_waits_for_the_backup,
+        server_crashes_during_the_backup,
+        volume_full_during_the_backup,
+        guest_paused_during_the_backup,
+        volume_lost,
+        lives_of_databases,
+        agent_of_another_version,
+        parameters_change,
+        parameters_of_many,
+        parameters_no_server_starts_with,
+    )
+} | SCHEDULE_SCENARIOS
+DATABASE_SCENARIOS |= VERIFY_SCENARIOS

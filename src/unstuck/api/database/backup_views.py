@@ -64,13 +64,7 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "bytes": _bytes(row),
         "idle_seconds": _idle(backup, now),
         "claimed": claimed is not None,
-        "deadlines": {
-            "claim": backup.limits.claim,
-            "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
-            "verify": backup.limits.verify,
-            "unknown": backup.limits.unknown,
-            "total": backup.limits.total,
-        },
+        "deadlines": _deadlines(backup),
         "cancelled": backup.cancelled,
         "stopping": stop_wanted(backup) if backup.ended is None else None,
         "location": row.location,
@@ -91,6 +85,19 @@ def _verified(row: BackupRow) -> dict[str, Any] | None:
         "when": iso_seconds(found.when)[:-1], "seconds": found.seconds, "result": found.result.value,
         "reason": found.reason, "detail": found.detail, "verification_id": found.id,
     }  # fmt: skip
+
+
+def _deadlines(backup: Backup) -> dict[str, Any] | None:
+    """Seconds; after the end nothing is waited for any more."""
+    if backup.ended is not None:
+        return None
+    return {
+        "claim": backup.limits.claim,
+        "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
+        "verify": backup.limits.verify,
+        "unknown": backup.limits.unknown,
+        "total": backup.limits.total,
+    }
 
 
 def _phase(backup: Backup) -> str | None:
