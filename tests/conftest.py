@@ -17,6 +17,13 @@ from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a server which takes seconds to start run in one process, so that there is one."""
+    for item in items:
+        if "s3" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("s3"))
+
+
 @pytest.fixture(autouse=True)
 def _same_umask() -> Iterator[None]:
     """Commands that a test calls in its own process narrow it, and the next test would suffer from it."""

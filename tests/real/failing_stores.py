@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.blobs.conftest import ROOT, S3Server
+from tests.blobs.conftest import S3Server, s3_is_built
 from tests.faulty_store import FaultyStore
 from tests.real.database_cloud import DatabaseCloud
 from unstuck.blobs import stores
@@ -34,7 +34,7 @@ class Far:
 
 @pytest.fixture(scope="module")
 def far(made: DatabaseCloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    if not (ROOT / ".cache" / "swift" / "built").exists():
+    if not s3_is_built():
         pytest.skip("the S3 server for tests is not installed: scripts/s3-server build (make test does it)")
     server = S3Server(tmp_path_factory.mktemp("s3"))  # in the cloud's own network
     try:

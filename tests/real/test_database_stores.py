@@ -1,5 +1,5 @@
-"""More of stores of objects on their bad days, while a real database is backed up to them; of each kind one is
-in test_database_faults, in every run. Each backup ends by itself and says for what."""
+"""More of stores of objects on their bad days, while a real database is backed up to them; of each kind one
+is in test_database_faults, in every run. Each backup ends by itself and says for what."""
 
 from __future__ import annotations
 
