@@ -105,6 +105,7 @@ def test_a_tool_that_hangs_while_its_agent_is_healthy(shop: Instance, phase: str
 
 @proves("B7", ends="COMPLETED by another attempt, the database recovered by itself")
 def test_the_server_crashes_in_mid_backup(shop: Instance) -> None:
+    shop.made.settings(claim=60.0)  # until the server has recovered, its agent takes nothing
     backup, _ = shop.held("copying")
     shop.kill(shop.postmaster())
     shop.let_all_go()
