@@ -69,3 +69,18 @@ def test_the_api_is_killed_before_its_commit(shop: Instance) -> None:
     cloud.start("control")
     assert "in vain" not in [each["name"] for each in shop.made.backups_of(shop.id)]
     shop.free()
+
+
+@proves("B22", ends="COMPLETED: whoever verifies next tries to the end")
+def test_the_control_plane_is_killed_while_it_verifies_and_the_deadline_for_that_is_short(
+    shop: Instance,
+) -> None:
+    shop.made.settings(verify=15.0)
+    shop.cloud.kill("control")
+    shop.cloud.start("control", "blobs.verify")
+    backup = shop.request()
+    shop.cloud.until_stopped("control", "blobs.verify")
+    shop.cloud.kill("control")
+    shop.cloud.start("control")
+    assert shop.completed(backup, 200.0)["unstuck"]["attempt"] == 1
+    shop.free()

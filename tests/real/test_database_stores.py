@@ -67,7 +67,7 @@ def test_a_store_that_refuses_the_credentials_for_good(
         backup = backup or shop.request()
         for hold in holds:
             hold.go_on()
-        shop.failed(backup, "the blob store")
+        shop.failed(backup, "the blob store.*it answered 403 Forbidden")
     far.only_complete()
     made.send_home()
     shop.free()
@@ -78,7 +78,7 @@ def test_a_store_that_refuses_the_credentials_for_good(
 def test_a_store_that_accepts_and_never_answers(
     made: DatabaseCloud, shop: Instance, far: Far, only: str
 ) -> None:
-    made.settings(uploading=5.0, attempts=2, unknown=10.0, claim=120.0)  # a call hangs for 75 s at most
+    made.settings(uploading=5.0, attempts=2, unknown=10.0)  # its agent is free long before the call ends
     far.use()
     backup, holds = shop.held("copying")
     shop.cloud.until("a piece is there", lambda: made.entries(far.direct))
