@@ -143,7 +143,7 @@ def test_a_fault_that_does_not_settle_is_recorded_as_such(monkeypatch: pytest.Mo
 
     made = lane(book, [never], over)
     made.start()
-    made.join(20.0)
+    made.finish()
     [record] = book.records
     assert (record.settled, record.kills, book.kills) == (None, 1, 1)
 
@@ -159,7 +159,7 @@ def test_a_lane_that_breaks_says_so() -> None:
 
     made = lane(book, [skips, breaks], over)
     made.start()
-    made.join(20.0)
+    made.finish()
     assert "KeyError" in made.broken
     assert book.records == []
 
