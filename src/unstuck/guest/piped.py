@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import select
 import tempfile
@@ -15,18 +14,17 @@ from typing import IO, Final
 
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.processes import offspring
-from unstuck.guest.tools import Child, Tools, last_words
+from unstuck.guest.tools import Child, Tools, enlarge, last_words
 
 END: Final = 30.0
 """Seconds for the tool to end after its stream has."""
 CUT: Final = 5.0
-_F_SETPIPE_SZ: Final = 1031
 
 
 class Piped:
     """One that runs. ``feed`` is given all that is read, on the thread that reads."""
 
-    def __init__(self, feed: Callable[[bytes], None]) -> None:
+    def __init__(self, feed: Callable[[memoryview], None]) -> None:
         self._feed = feed
         self._thread = ThreadPoolExecutor(1, "copy")
         self._pipe = -1
@@ -42,22 +40,20 @@ class Piped:
         self._name = Path(command[0]).name
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = reading
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(writing, _F_SETPIPE_SZ, 1 << 20)
+        enlarge(writing)
         try:
             self._child = await tools.start(command, stdout=writing, stderr=self._words.fileno())
         finally:
             os.close(writing)
 
-    async def read(self, size: int) -> bytes:
-        """Whole pieces; the last one is shorter. Raises :class:`DatastoreError`."""
+    async def read(self, size: int, into: bytearray) -> memoryview:
+        """Whole pieces; the last one is shorter. They lie in ``into``. Raises :class:`DatastoreError`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._read, size)
+        return await loop.run_in_executor(self._thread, self._read, size, into)
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, into: bytearray) -> memoryview:
         """Its waits are short, so that closing need not break in."""
-        buffer = bytearray(size)
-        view, filled = memoryview(buffer), 0
+        view, filled = memoryview(into)[:size], 0
         waiter = select.poll()
         waiter.register(self._pipe, select.POLLIN)
         while filled < size:
@@ -70,9 +66,8 @@ class Piped:
                 break
             filled += got
         self.flows = self.flows or filled > 0
-        data = bytes(view[:filled])
-        self._feed(data)
-        return data
+        self._feed(view[:filled])
+        return view[:filled]
 
     def pids(self) -> list[int]:
         """The tool's, and those of what it started."""

@@ -153,16 +153,9 @@ def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
     """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
     name = "backups" if made_by == USER else "automatic_backups"
     most = database_quotas.limits(tx, project_id)[name]
-    if most < 0:
-        return
-    alike = backups.c.made_by == USER if made_by == USER else backups.c.made_by != USER
-    mine = sa.select(sa.literal(1)).where(
-        backups.c.project_id == project_id, sa.not_(backups.c.deleted), alike
-    )
-    used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
-    if used >= most:
+    if most >= 0 and database_quotas.has_backups(tx, project_id, most, asked=made_by == USER):
         what = name.replace("_", " ")
-        raise TooLarge(f"Quota exceeded for {what}: the project has {used} of {most}; delete some first.")
+        raise TooLarge(f"Quota exceeded for {what}: the project has {most} of {most}; delete some first.")
 
 
 def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:

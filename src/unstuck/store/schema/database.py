@@ -184,6 +184,10 @@ for _name, _columns in {
     "ix_backups_all": (backups.c.created_wall, backups.c.id),
 }.items():
     sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
+# How many a project has asked for, or has of those that were made by themselves: no more entries are read
+# than its quota allows.
+sa.Index("ix_backups_quota", backups.c.project_id, backups.c.made_by,
+         postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))  # fmt: skip
 # Who needs a backup as a parent.
 sa.Index("ix_backups_parent", backups.c.parent_id,
          postgresql_where=sa.text("parent_id IS NOT NULL"),

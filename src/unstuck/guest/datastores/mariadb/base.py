@@ -64,8 +64,8 @@ class BaseCopy:
             raise DatastoreError(str(error)) from error
         return copy
 
-    async def read(self, size: int) -> bytes:
-        return await self._tool.read(size)
+    async def read(self, size: int, into: bytearray) -> memoryview:
+        return await self._tool.read(size, into)
 
     async def look(self) -> tuple[Phase, int]:
         self._finishing = self._finishing or any(word in self._tool.words() for word in _ENDS)

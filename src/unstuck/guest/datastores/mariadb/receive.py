@@ -22,7 +22,7 @@ from unstuck.guest.datastores.mariadb.server import ORDERLY, PROGRAM, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
 from unstuck.guest.datastores.mariadb.tape import CHANGES, FORM, OWN, Tape
 from unstuck.guest.processes import offspring, parent_of
-from unstuck.guest.tools import Child, ToolFailed, last_words, run
+from unstuck.guest.tools import Child, ToolFailed, enlarge, last_words, run
 from unstuck.guest.turns import Mute, StartingUp
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Unpacking:
     async def _start(self, target: Path) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = writing
+        enlarge(writing)
         try:
             self._child = await self._datastore.tools.start(
                 ["mbstream", "-x", "-C", str(target)],
@@ -100,7 +101,7 @@ class Unpacking:
         finally:
             os.close(reading)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """What is wrong with it is seen before the tool is given it."""
         self._tape.feed(data)
         if self._tape.bad:
@@ -267,7 +268,7 @@ def _check(want: DatabaseWant, content: Content, form: str) -> None:
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

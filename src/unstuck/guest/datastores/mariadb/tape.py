@@ -58,7 +58,7 @@ class Tape:
         self._ended = 0
         self._kept: dict[str, bytes] = {}
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view and not self.bad:
             if self._state == "payload":

@@ -70,8 +70,8 @@ class BaseCopy:
             raise DatastoreError(str(error)) from error
         return copy
 
-    async def read(self, size: int) -> bytes:
-        return await self._tool.read(size)
+    async def read(self, size: int, into: bytearray) -> memoryview:
+        return await self._tool.read(size, into)
 
     async def look(self) -> tuple[Phase, int]:
         pids = self._tool.pids()
