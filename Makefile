@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := scripts/in-netns $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: help setup s3 demo test test-all sim sim-long bench contract check lint types layers format clean
+.PHONY: help setup s3 mariadb demo test test-all sim sim-long bench contract check lint types layers format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ setup: ## system packages, Python packages, guest image; fast when all is there
 s3: setup
 	@scripts/s3-server build
 
+mariadb: setup ## the image of MariaDB, which only the long tests need
+	@$(BIN)/python -m unstuck.host.dbimage --datastore mariadb $(CACHE)/images/mariadb
+
 demo: setup ## the main job on a real cloud, killed at the worst moment
 	@scripts/in-netns $(BIN)/unstuck demo
 
@@ -29,7 +32,7 @@ test: setup s3 check ## lint, types, layers, all tests but the slow ones, and be
 	$(PYTEST) -m "not slow" $(ARGS) || code=$$?; \
 	echo "the simulation goes on ..."; wait $$sim || code=1; cat $$log; exit $$code
 
-test-all: setup s3 check sim-long contract ## the long simulation, requests of all kinds, then every test
+test-all: setup s3 mariadb check sim-long contract ## the long simulation, requests of all kinds, then every test
 	@$(PYTEST) $(ARGS)
 
 sim: setup ## a fixed part of the crashes at every effect, then 8000 random schedules

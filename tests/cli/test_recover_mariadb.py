@@ -62,14 +62,11 @@ def served(folder: Path) -> Iterator[Any]:
     )  # fmt: skip
     try:
         end = time.monotonic() + 60
-        while True:
-            try:
-                made = pymysql.connect(unix_socket=str(socket), user="x", database="shop", ssl_disabled=True)
-                break
-            except pymysql.Error:
-                assert server.poll() is None, "the server ended"
-                assert time.monotonic() < end, "the server does not answer"
-                time.sleep(0.1)
+        while not socket.exists():  # it listens there as soon as it can be asked
+            assert server.poll() is None, "the server ended"
+            assert time.monotonic() < end, "the server does not come up"
+            time.sleep(0.1)
+        made = pymysql.connect(unix_socket=str(socket), user="x", database="shop", ssl_disabled=True)
         with made:
             yield made
     finally:

@@ -14,9 +14,14 @@ import httpx2
 import pytest
 
 from tests.proof import proves
-from tests.real.database_cloud import DatabaseCloud, Instance
+from tests.real.database_cloud import BOTH, DatabaseCloud, Instance
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("database"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.xdist_group("database"),
+    pytest.mark.timeout(300),
+    BOTH,
+]
 PHASES = ["starting", "copying", "finishing"]
 
 
