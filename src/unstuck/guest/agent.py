@@ -286,6 +286,7 @@ class Agent:
                 volume_used_mb=look.used // MIB,
                 volume_size_mb=look.size // MIB,
                 facts=look.facts,
+                configured=look.configured,
                 trouble=trouble,
             )
         )
@@ -327,7 +328,7 @@ class Agent:
 
 def _work_of(want: DatabaseWant) -> DatabaseWant:
     """Without what has nothing to do with it: a backup that is offered makes no failed restore possible."""
-    return msgspec.structs.replace(want, backup=None, settings={}, cidrs=())
+    return msgspec.structs.replace(want, backup=None, parameters={}, cidrs=())
 
 
 def _why(error: OSError) -> str:

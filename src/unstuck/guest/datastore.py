@@ -11,6 +11,7 @@ from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
 from unstuck.core.instance.guest import Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.view import Configured
 from unstuck.core.instance.want import DatabaseWant
 
 
@@ -34,6 +35,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     used: int = 0
     size: int = 0
     facts: dict[str, str] = {}
+    configured: Configured | None = None
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
