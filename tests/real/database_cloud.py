@@ -268,7 +268,9 @@ class Instance:
 
     def start_inside(self, script: str) -> subprocess.Popen[str]:
         """The same, in the background, once it has said its first line."""
-        made = subprocess.Popen(self._inside(script), stdout=subprocess.PIPE, text=True)
+        made = subprocess.Popen(
+            self._inside(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert made.stdout is not None
         assert made.stdout.readline(), "it ended without a word"
         return made

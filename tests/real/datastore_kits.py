@@ -197,11 +197,11 @@ class MariaDB(Kit):
 
 
 _HOLDS_LOCK: Final = """
-import os, pwd, pymysql, time
+import pymysql, sys
 line = pymysql.connect(unix_socket="/run/unstuck/pg/mariadb.sock", user="unstuck", ssl_disabled=True)
 line.cursor().execute("BACKUP STAGE START")
 print("held", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 KITS: Final[dict[str, Kit]] = {kit.name: kit for kit in (PostgreSQL(), MariaDB())}
@@ -248,6 +248,5 @@ def _reads_log(pid: int) -> bool:
 
 
 def ended(process: subprocess.Popen[str]) -> None:
-    """Surely."""
-    process.kill()
-    process.wait(10)
+    """One that goes on for as long as somebody may still write to it."""
+    process.communicate(timeout=30)
