@@ -202,7 +202,7 @@ def test_a_store_that_hangs_holds_nobody_up_once_its_attempt_is_over(guest: Gues
 
 
 def test_an_attempt_that_is_to_stop_stops(guest: Guest) -> None:
-    guest.host.slow = 0.3
+    guest.host.slow = 2.0  # it has to last until it asks again, with several pieces on their way at once
     offer(guest, "stop")
     wait_for(lambda: guest.host.stored.get("stop"))
     guest.host.stop["stop"] = "the backup was cancelled"
