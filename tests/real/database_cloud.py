@@ -162,7 +162,7 @@ class Instance:
 
     def prepare(self) -> None:
         """Its bulk of data and the table that the writer writes into."""
-        self.until_healthy()
+        self.until_healthy(240.0)
         self.find_server()
         self.address = next(item["address"] for item in self.shown()["addresses"])
         self.cloud.until("it lets its user in", self.reaches)
