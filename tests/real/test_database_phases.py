@@ -6,14 +6,13 @@ from __future__ import annotations
 import pytest
 
 from tests.proof import proves
-from tests.real.database_cloud import BOTH, LEASE, Instance
+from tests.real.database_cloud import LEASE, Instance
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.xdist_group("database"),
     pytest.mark.timeout(300),
-    BOTH,
 ]
 PHASES = ["starting", "copying", "finishing"]
 
