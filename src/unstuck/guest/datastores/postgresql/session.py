@@ -15,7 +15,7 @@ import enum
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -107,6 +107,17 @@ class Sessions:
             gssencmode="disable",
             autocommit=True,
         )
+
+
+@contextlib.contextmanager
+def beside(connection: Connection, database: str) -> Iterator[Connection]:
+    """A connection to another database of the same server, with the same limits."""
+    info = connection.info
+    with psycopg.connect(
+        host=info.host, port=info.port, user=info.user, dbname=database, autocommit=True, connect_timeout=5,
+        application_name="unstuck", options=info.options, gssencmode="disable",
+    ) as there:  # fmt: skip
+        yield there
 
 
 def _shut(connection: Connection) -> None:
