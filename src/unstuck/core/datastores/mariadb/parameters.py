@@ -50,7 +50,6 @@ _LIST = listed(
     # InnoDB.
     whole("innodb_log_file_size", 4 * _MB, 64 * _GB, "B", restart=True),
     whole("innodb_log_buffer_size", 2 * _MB, 2 * _GB, "B", restart=True),
-    choice("innodb_flush_log_at_trx_commit", "0", "1", "2"),
     whole("innodb_io_capacity", 100, 1000000),
     whole("innodb_io_capacity_max", 100, 1000000),
     whole("innodb_read_io_threads", 1, 64, restart=True),
@@ -79,11 +78,7 @@ _LIST = listed(
         "ONLY_FULL_GROUP_BY", "ANSI_QUOTES", "PIPES_AS_CONCAT", "IGNORE_SPACE", "NO_BACKSLASH_ESCAPES",
         "NO_AUTO_VALUE_ON_ZERO", "PAD_CHAR_TO_FULL_LENGTH", "HIGH_NOT_PRECEDENCE", several=True,
     ),
-    choice("character_set_server", "utf8mb4", "utf8mb3", "latin1", "ascii", "binary"),
-    choice(
-        "collation_server", "utf8mb4_general_ci", "utf8mb4_unicode_ci", "utf8mb4_bin", "utf8mb3_general_ci",
-        "latin1_swedish_ci", "latin1_general_ci", "ascii_general_ci", "binary",
-    ),
+    choice("collation_server", "utf8mb4_general_ci", "utf8mb4_unicode_ci", "utf8mb4_bin"),
     switch("event_scheduler"),
     whole("auto_increment_increment", 1, 65535),
     whole("auto_increment_offset", 1, 65535),
@@ -94,7 +89,6 @@ _LIST = listed(
     real("long_query_time", 0, 31536000, "s"),
     whole("min_examined_row_limit", 0, 2**31 - 1),
     switch("log_queries_not_using_indexes"),
-    whole("log_warnings", 0, 9),
     switch("performance_schema", restart=True),
 )  # fmt: skip
 
