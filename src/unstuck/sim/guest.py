@@ -192,6 +192,12 @@ class Line:
         self._hello: Hello | None = None
         self._refusal: Refused | None = None
         self._session: tuple[GuestService, int] | None = None
+        self._bulk: dict[str, list[Reply]] = {}
+        """What is on its way for an attempt, by its nonce."""
+
+    def forget(self, nonce: str) -> None:
+        for reply in self._bulk.pop(nonce, ()):
+            reply.fail(Away("nobody waits for it any more"))
 
     async def ask(self, request: Request, blob: bytes = b"") -> tuple[Response, bytes]:
         end = self._engine.now + _time_for(request)
@@ -236,6 +242,8 @@ class Line:
         if isinstance(request, Take | Renew | Store | Finish):
             inside.world.truth.works(inside.server_id)
         reply = self._call(found, name, found[1].answer(inside.server_id, incarnation, request, blob))
+        if isinstance(request, Store | Finish):
+            self._bulk.setdefault(request.nonce, []).append(reply)
         answer: tuple[Response, bytes] = await self._wait(reply, end)
         said = answer[0]
         if isinstance(said, Refused) and said.code == "superseded":
