@@ -11,9 +11,12 @@ import psycopg
 import pytest
 
 from tests.guest.guest import PASSWORD, VERIFIER, Guest, anna, folder
+from tests.guest.host_double import wait_for
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.requests import (
     ChangeUser,
+    Check,
+    Checked,
     CreateDatabases,
     CreateUsers,
     DatabaseInfo,
@@ -32,7 +35,7 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.scram import verifier
-from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.view import GuestStep, ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 
 ODD = "we\"ird \\ 'name; DROP %s $1"
@@ -250,6 +253,42 @@ def test_root_is_bounded(guest: Guest, statement: str) -> None:
         root.execute(statement)
 
 
+def test_root_is_a_superuser_where_the_operator_lets_it_and_bounded_again_when_he_does_not(
+    guest: Guest,
+) -> None:
+    guest.host.wants(guest.want(origin=Origin(), data_recorded=True, superuser=True))
+    wait_for(lambda: guest.host.view is not None and guest.host.view.step is GuestStep.READY)
+    assert guest.host.ask_database(EnableRoot(VERIFIER)) == Ok()
+    with guest.connect("root", "postgres") as root:
+        root.execute("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null'")
+        root.execute("CREATE ROLE boss SUPERUSER LOGIN")
+        root.execute("CREATE ROLE runner LOGIN")
+        root.execute("GRANT pg_execute_server_program TO runner")
+        root.execute("ALTER SYSTEM SET work_mem = '8MB'")
+
+        guest.host.wants(guest.want(origin=Origin(), data_recorded=True))
+        wait_for(lambda: mighty(guest) == [])
+        with pytest.raises(psycopg.OperationalError):
+            root.execute("SELECT 1")  # its session has ended
+    with guest.connect("root", "postgres") as root:
+        for statement in ("COPY (SELECT 1) TO PROGRAM 'true'", "GRANT pg_execute_server_program TO runner"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                root.execute(statement)
+        assert root.execute("SHOW work_mem").fetchone() == ("4MB",)
+        root.execute("CREATE ROLE clerk; DROP ROLE clerk; DROP ROLE boss; DROP ROLE runner")
+    wait_for(lambda: guest.host.view is not None and guest.host.view.step is GuestStep.READY)
+
+
+def mighty(guest: Guest) -> list[str]:
+    """Who may more than a bounded root."""
+    with guest.connect() as connection:
+        found = connection.execute(
+            "SELECT rolname FROM pg_roles WHERE rolname !~ '^(pg_|postgres$)' AND (rolsuper OR"
+            " pg_has_role(oid, 'pg_execute_server_program', 'MEMBER'))"
+        )
+        return [str(row[0]) for row in found.fetchall()]
+
+
 def test_a_user_in_the_middle_of_something_is_dropped(guest: Guest) -> None:
     with guest.connect() as connection:
         connection.execute("CREATE TABLE t (n int)")
@@ -300,3 +339,54 @@ def test_of_several_who_ask_for_the_same_at_once_one_does_it_and_the_others_are_
             assert answers.count(Ok()) == 1, (request, answers)
             codes = {answer.code for answer in answers if isinstance(answer, Failed)}
             assert codes == {otherwise}, (request, answers)
+
+
+def check(guest: Guest, query: str = "", database: str = "") -> Ok | Failed:
+    answer = guest.host.ask_database(Check(20.0, database, query))
+    assert isinstance(answer, Ok | Failed)
+    return answer
+
+
+def test_a_check_reads_every_row_and_the_owners_statement_says_whether_it_is_right(guest: Guest) -> None:
+    with guest.connect() as there:
+        there.execute("CREATE TABLE t AS SELECT n FROM generate_series(1, 500) n")
+    said = check(guest)
+    assert isinstance(said, Ok)
+    assert said.checked == Checked(databases=1, tables=1, tables_read=1, rows=500)
+    said = check(guest, "select count(*) = 500 from t", "shop")
+    assert isinstance(said, Ok)
+    assert said.checked is not None
+    assert said.checked.value == "True"
+    for query in (
+        "select count(*) > 500 from t",
+        "select 1 where false",
+        "select n from gone",
+        "select null",
+    ):
+        wrong = check(guest, query)
+        assert isinstance(wrong, Failed)
+        assert wrong.code == "wrong", query
+    assert check(guest, "select 1", "nowhere") == Failed(
+        "wrong", "there is no database 'nowhere' in it", "database"
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "reset session authorization", "drop table t", "create table x (n int)", "select 1; select 2",
+        "select pg_read_file('/etc/passwd')", "copy (select 1) to program 'true'", "sel ect",
+        "set role unstuck_admin", "do $$ begin execute 'create table y (n int)'; end $$", "",
+    ],
+)  # fmt: skip
+def test_a_check_may_read_and_nothing_else(guest: Guest, query: str) -> None:
+    with guest.connect() as there:
+        there.execute("CREATE TABLE t AS SELECT 1 AS n")
+    said = check(guest, query or "select usesuper from pg_user where usename = session_user")
+    assert isinstance(said, Failed)
+    assert said.code in ("invalid", "wrong")
+    with guest.connect() as there:
+        assert there.execute("SELECT relname FROM pg_class WHERE relname IN ('t', 'x', 'y')").fetchall() == [
+            ("t",)
+        ]
+    assert "unstuck_check" not in {user.name for user in answered(guest, ListUsers(100)).users}

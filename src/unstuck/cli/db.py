@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from unstuck.cli import dbmore, dbmove, dbretention, dbschedule
+from unstuck.cli import dbmore, dbmove, dbretention, dbschedule, dbverify
 from unstuck.cli.cloud import show_json
 from unstuck.cli.dbcalls import State, databases
 from unstuck.cli.dbshell import enter
@@ -32,6 +32,7 @@ app.command(dbschedule.app)
 dbretention.add_to(app)
 dbmore.add_to(app)
 dbmove.add_to(app)
+dbverify.add_to(app)
 
 LEAST_MB: Final = 512
 

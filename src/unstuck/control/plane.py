@@ -36,6 +36,8 @@ from unstuck.control.loop import Controller
 from unstuck.control.schedules import WAKE as SCHEDULES
 from unstuck.control.schedules import ScheduleController
 from unstuck.control.setup import set_up
+from unstuck.control.verifications import WAKE as VERIFICATIONS
+from unstuck.control.verifications import VerificationController
 from unstuck.core.instance.data import TRASH
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
@@ -120,6 +122,7 @@ class ControlPlane:
             self._schedules = ScheduleController(
                 port, store, site.found, site.stores.places, self._notifier.wake, watch=self._metrics
             )
+        self._verifications = VerificationController(port, store, self._notifier.wake, watch=self._metrics)
         self._instances = InstanceController(
             port, store, self._notifier.wake, watch=self._metrics, together=at_once
         )
@@ -135,7 +138,7 @@ class ControlPlane:
             "tick": self._controller.tick_forever(),
             "servers": self._controller.servers_forever(),
             "instances": self._instances.instances_forever(),
-            "wake": self._pass_wakes("control", WAKE, BACKUPS, SCHEDULES),
+            "wake": self._pass_wakes("control", WAKE, BACKUPS, SCHEDULES, VERIFICATIONS),
             "deaf": end_when_deaf(self._port, self._listener.getsockname()),
             "watchdog": service.watch(self._port),
             "collect": collect_forever(self._port, self._store, self._state_dir),
@@ -144,6 +147,7 @@ class ControlPlane:
             works["backups"] = self._backups.run_forever()
         if self._schedules is not None:
             works["schedules"] = self._schedules.schedules.run_forever()
+            works["verifications"] = self._verifications.loop.run_forever()
             works["retention"] = self._schedules.retention.run_forever()
         code = await self._port.run(works)
         await self._close(web)
@@ -192,11 +196,22 @@ def _settings(state: State, public_url: str | None) -> Settings:
     return Settings(
         state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token(),
         database_trash_seconds=trash_seconds(os.environ.get(TRASH_VARIABLE)),
+        database_superuser=superuser(os.environ.get(SUPERUSER_VARIABLE)),
         database_schedules=schedules_on(os.environ.get(SCHEDULES_VARIABLE)),
     )  # fmt: skip
 
 
 TRASH_VARIABLE = "UNSTUCK_TRASH_SECONDS"
+SUPERUSER_VARIABLE = "UNSTUCK_DATABASE_SUPERUSER"
+
+
+def superuser(given: str | None) -> bool:
+    """Whether databases' roots may be superusers. Raises :class:`StateError` for what is neither 0 nor 1."""
+    if given not in (None, "", "0", "1"):
+        raise StateError(f"{SUPERUSER_VARIABLE}: {given!r} is neither 0 nor 1")
+    return given == "1"
+
+
 SCHEDULES_VARIABLE = "UNSTUCK_BACKUP_SCHEDULES"
 
 

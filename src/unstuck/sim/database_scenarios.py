@@ -9,6 +9,7 @@ from unstuck.core.backup.data import Phase
 from unstuck.sim.blobs import DIRECT, Mode
 from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
+from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -660,3 +661,4 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         parameters_no_server_starts_with,
     )
 } | SCHEDULE_SCENARIOS
+DATABASE_SCENARIOS |= VERIFY_SCENARIOS

@@ -146,7 +146,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """No, for good: not this agent's, or over. ``code``: superseded, late, protocol, invalid, gone."""
+    """No, for good: not this agent's, or over. ``code``: superseded, late, protocol, invalid, gone,
+    damaged (what is in the blob store is not what was written)."""
 
     code: str
     reason: str

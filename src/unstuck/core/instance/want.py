@@ -70,6 +70,7 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     ``ram_mb``: what the datastore may size its caches by. ``cidrs``: who may come in, for the server's own
     list of clients (the packet filter is the host's). ``parameters``: what
     its owner set beyond the defaults, as texts for the server's file (``core/datastores``).
+    ``superuser``: the operator lets the tenant's root be a true superuser.
     """
 
     instance_id: str
@@ -84,3 +85,4 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     restart: int = 0
     parameters: dict[str, str] = {}
     backup: BackupWant | None = None
+    superuser: bool = False
