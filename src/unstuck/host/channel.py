@@ -23,8 +23,10 @@ import structlog
 
 from unstuck.blobs.chunks import CHUNK_SIZE
 from unstuck.core.instance.guestwire import (
+    AskLog,
     AskRestore,
     Fetch,
+    FetchLog,
     Hello,
     NotNow,
     Refused,
@@ -124,7 +126,7 @@ class Session(Handler):
         """Its room, and that of a large answer, is held until the guest has read the answer."""
         try:
             request = self._read(body.message)
-            room = LARGE_ANSWER if isinstance(request, Fetch | AskRestore) else 0
+            room = LARGE_ANSWER if isinstance(request, Fetch | FetchLog | AskRestore | AskLog) else 0
             await self._channel.room.take(room)
             try:
                 said, blob = await self._said(request, body.blob)

@@ -17,7 +17,7 @@ from unstuck.core.backup.data import Backup, Ending, Unanswered
 from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
-from unstuck.sim.datastore import rows_in
+from unstuck.sim.datastore import row_of, rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.store.backup_chain import chain_of
 from unstuck.store.backup_rows import BackupRow, load_backup
@@ -200,7 +200,7 @@ class DatabaseTruth:
     def restored(self, inside: Inside, want: DatabaseWant, content: Content, rows: list[str]) -> None:
         """A restored instance has exactly the rows at its backup's position."""
         timeline = int(content.system_identifier.partition("-")[2])
-        true = self.timelines.get(timeline, [])[: int(content.stop.lsn)]
+        true = self.timelines.get(timeline, [])[: row_of(content.stop)]
         if rows != true:
             self.fail(f"restored other rows: {want.instance_id} has {len(rows)}, and {len(true)} were there")
 
@@ -282,7 +282,7 @@ class DatabaseTruth:
             except Damaged as error:
                 return str(error)
         kept = rows_in(plain)
-        if list(kept.rows) != self.timelines[kept.timeline][kept.since : int(manifest.stop.lsn)]:
+        if list(kept.rows) != self.timelines[kept.timeline][kept.since : row_of(manifest.stop)]:
             return "its rows are not those at its position"
         return self._flaw_above(tx, row, manifest, kept.since)
 
@@ -295,7 +295,7 @@ class DatabaseTruth:
         above = load_backup(tx, row.parent_id)
         if above is None or manifest.parent != Parent(above.id, above.digest or ""):
             return "its parent is another one"
-        if manifest.start.lsn != str(since):
+        if row_of(manifest.start) != since:
             return "it does not go on where its parent ends"
         flaw = None if above.id in self._world.damaged else self._flaw(tx, above)
         return None if flaw is None else f"its parent {above.id} cannot be restored: {flaw}"

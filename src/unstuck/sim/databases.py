@@ -234,6 +234,12 @@ class Databases:
         inside.keep()
         inside.stand_still(still=guest.state != "running")
 
+    def gap_folder(self, inside: Inside) -> Path:
+        """Where a guest's volume is, as far as it has files."""
+        found = self.folder / f"volume-{inside.server_id}-{id(inside.volume)}"
+        found.mkdir(exist_ok=True)
+        return found
+
     def inside_of(self, server_id: str) -> Inside | None:
         return next((found for key, found in self.insides.items() if key[1] == server_id), None)
 

@@ -99,8 +99,9 @@ def create_backup(
             description=new.description, parent_id=None if parent is None else parent.id,
             generation=instance.generation, retry_of=new.retry_of,
             made_by=new.made_by, made_key=new.made_key,
-            location=_location(tx, owner, new, places), created=now.lease, created_wall=now.wall,
-            updated_wall=now.wall, facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
+            location=location_of(tx, owner, new.instance_id, new.location, places), created=now.lease,
+            created_wall=now.wall, updated_wall=now.wall,
+            facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
             removed=False, recipient=key.recipient, key=key.wrapped,
             recipients=msgspec.json.encode(key.recipients).decode(), since=now.lease, settled=False,
             next_look=now.lease + found.claim,
@@ -167,16 +168,15 @@ def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
         raise TooLarge(f"Quota exceeded for {what}: the project has {used} of {most}; delete some first.")
 
 
-def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:
+def location_of(tx: Tx, project_id: str, instance_id: str, wanted: str | None, places: Places) -> str:
     """As the request says; else the instance's strategy, the project's, the operator's default."""
-    wanted = new.location
     if wanted is None:
         query = sa.select(backup_strategies.c.instance_id, backup_strategies.c.container).where(
             backup_strategies.c.project_id == project_id,
-            backup_strategies.c.instance_id.in_([new.instance_id, ""]),
+            backup_strategies.c.instance_id.in_([instance_id, ""]),
         )
         found = {row.instance_id: row.container for row in tx.execute(query)}
-        wanted = found.get(new.instance_id, found.get("", places.default))
+        wanted = found.get(instance_id, found.get("", places.default))
     if wanted not in places.names:
         known = ", ".join(places.names)
         raise Invalid(f"swift_container: no store of backups is called {wanted!r}; there are: {known}.")

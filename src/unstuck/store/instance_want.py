@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from unstuck.core.instance.want import DatabaseWant, Origin
 from unstuck.core.server.data import Spec
-from unstuck.store import instance_backups, readable
+from unstuck.store import archives, instance_backups, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.database import datastore_versions, instances
@@ -39,5 +39,5 @@ def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
         data_recorded=row.data_recorded, origin=origin, port=row.port,
         cidrs=() if spec.access is None else spec.access.cidrs, ram_mb=spec.flavor.ram_mb,
         restart=row.restart, settings=readable.read(_settings, row.settings, {}),
-        backup=instance_backups.wanted(tx, row.id),
+        backup=instance_backups.wanted(tx, row.id), archive=archives.wanted(tx, row.id),
     )  # fmt: skip

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from unstuck.api.agents import backups, guests, hosts, join
+from unstuck.api.agents import archives, backups, guests, hosts, join
 
-ROUTES = [*hosts.ROUTES, *guests.ROUTES, *join.ROUTES, *backups.ROUTES]
+ROUTES = [*hosts.ROUTES, *guests.ROUTES, *join.ROUTES, *backups.ROUTES, *archives.ROUTES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unstuck.store.schema import clock, compute, database, identity, images, network
+from unstuck.store.schema import archive, clock, compute, database, identity, images, network
 from unstuck.store.schema.base import metadata
 
-__all__ = ["clock", "compute", "database", "identity", "images", "metadata", "network"]
+__all__ = ["archive", "clock", "compute", "database", "identity", "images", "metadata", "network"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +27,8 @@ LOG_KEEP_MB: Final = 256
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)?")
 _OURS: Final = frozenset({
-    "archive_cleanup_command", "archive_command", "archive_library", "archive_mode", "bonjour",
-    "bonjour_name", "cluster_name", "config_file", "data_directory", "data_sync_retry",
+    "archive_cleanup_command", "archive_command", "archive_library", "archive_mode", "archive_timeout",
+    "bonjour", "bonjour_name", "cluster_name", "config_file", "data_directory", "data_sync_retry",
     "dynamic_library_path", "event_source", "external_pid_file", "fsync", "full_page_writes", "hba_file",
     "ident_file", "jit_provider", "listen_addresses", "local_preload_libraries", "log_destination",
     "log_directory", "log_file_mode", "log_filename", "logging_collector", "max_replication_slots",
@@ -63,6 +64,20 @@ class Places(msgspec.Struct, frozen=True):
     @property
     def conf(self) -> Path:
         return self.database / "conf"
+
+    @property
+    def log_socket(self) -> Path:
+        """Where the server asks the agent to keep its log, or to hand it out."""
+        return self.sockets / "log.sock"
+
+    @property
+    def log_program(self) -> Path:
+        return self.sockets / "push.py"
+
+    def push(self, words: str) -> str:
+        """The command by which it does."""
+        python = Path(sys.executable).resolve()
+        return f'"{python}" -I -S "{self.log_program}" "{self.log_socket}" {words}'
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -110,7 +125,11 @@ def _sizes(ram_mb: int) -> dict[str, str]:
 
 
 def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
+    timeout = 60 if want.archive is None else want.archive.timeout
     return {
+        "archive_mode": "on",
+        "archive_command": places.push("%f"),
+        "archive_timeout": str(timeout),
         "hba_file": str(places.conf / "pg_hba.conf"),
         "ident_file": str(places.conf / "pg_ident.conf"),
         "listen_addresses": "*",
