@@ -13,7 +13,7 @@ from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
 from unstuck.core.backup import change
 from unstuck.core.backup.control import stop_wanted
-from unstuck.core.backup.data import Attempt, Backup, Ending
+from unstuck.core.backup.data import Attempt, Backup, Ending, Phase
 from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
@@ -34,6 +34,8 @@ from unstuck.store.engine import Tx
 from unstuck.store.schema.database import backup_attempts, backup_strategies, backups, instances
 from unstuck.store.tx import in_turn
 
+BASE: Final = "base:"
+"""``made_by`` of what makes itself, so that moments can be restored, begins like this."""
 USER: Final = "user"
 """``made_by`` of a backup that somebody asked for."""
 
@@ -79,8 +81,10 @@ def create_backup(
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
     _check_quota(tx, owner, new.made_by)
-    live = load_live(tx, new.instance_id)
+    live = load_live(tx, new.instance_id, lock=True)
     if live is not None:
+        if _does_as_well(tx, live, new, places):
+            return msgspec.structs.replace(_taken_over(tx, live, new), host_id=host_id)
         raise Conflict(_under_way(live))
     parent = parent_of(
         tx, instance, parent_id=new.parent_id, incremental=new.incremental, project_id=project_id
@@ -111,6 +115,31 @@ def create_backup(
     made = load_backup(tx, new.id)
     assert made is not None
     return msgspec.structs.replace(write_backup(tx, made, made.backup), host_id=host_id)
+
+
+def _does_as_well(tx: Tx, live: BackupRow, new: NewBackup, places: Places) -> bool:
+    """Whether a base that makes itself is what somebody asks for just now: it has not come to its end yet, so
+    it will hold all that is there now."""
+    backup, claimed = live.backup, live.backup.attempt.claimed
+    on_its_way = backup.verify_since is None and backup.attempt.report is None
+    early = claimed is None or claimed.phase in (Phase.STARTING, Phase.COPYING)
+    if not live.made_by.startswith(BASE) or new.made_by != USER or not (on_its_way and early):
+        return False
+    if stop_wanted(backup) is not None or new.parent_id is not None or new.limits is not None:
+        return False
+    return location_of(tx, live.project_id, live.instance_id, new.location, places) == live.location
+
+
+def _taken_over(tx: Tx, live: BackupRow, new: NewBackup) -> BackupRow:
+    """From now on it is the one that was asked for."""
+    tx.execute(
+        sa.update(backups)
+        .where(backups.c.id == live.id)
+        .values(name=new.name, description=new.description, made_by=new.made_by, retry_of=new.retry_of)
+    )
+    found = load_backup(tx, live.id)
+    assert found is not None
+    return found
 
 
 def add_attempt(tx: Tx, backup_id: str, number: int, nonce: str) -> None:

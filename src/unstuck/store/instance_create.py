@@ -16,6 +16,7 @@ from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.core.server.data import Access, BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
 from unstuck.store import database_quotas, datastores
+from unstuck.store.archive_moments import restorable
 from unstuck.store.backup_chain import CannotBeRestored, chain_of
 from unstuck.store.backup_rows import load_backup
 from unstuck.store.engine import Tx
@@ -51,6 +52,9 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
     databases: tuple[WantedDatabase, ...] = ()
     users: tuple[WantedUser, ...] = ()
     backup_id: str | None = None
+    point_of: str | None = None
+    at: float | None = None
+    """A moment of this instance, wall time in seconds."""
     network_id: str | None = None
     address: str | None = None
     is_public: bool = False
@@ -102,7 +106,12 @@ def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -
     flavor = flavor_for(tx, asked.flavor_id, caller)
     # The project first, then the backup: in that order everywhere.
     database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
+    point = None
+    if asked.point_of is not None and asked.at is not None:
+        found = restorable(tx, asked.point_of, asked.at, None if caller.admin else caller.project_id)
+        point, asked = found.point, msgspec.structs.replace(asked, backup_id=found.base.backup_id)
     origin, chosen = _origin(tx, asked, caller)
+    origin = msgspec.structs.replace(origin, point=point)
     images, image_id = images_for_version(tx, chosen.version)
     check_memory(tx, flavor, image_id)
     ensure_service_project(tx)

@@ -26,11 +26,12 @@ from unstuck.api.database.common import (
     wake,
 )
 from unstuck.api.database.create import Access, CreateBody, Volume, access_cidrs, flavor_id_of, volume_size
-from unstuck.api.database.views import detail, short
+from unstuck.api.database.views import detail, restorable, short
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.store import instances as store
+from unstuck.store.archive_moments import moments
 from unstuck.store.engine import Tx
 from unstuck.store.instance_lists import ShownInstance, list_instances, show_instance
 from unstuck.store.servers import Caller
@@ -117,7 +118,10 @@ async def list_detail(call: Call) -> Reply:
 async def show(call: Call) -> Reply:
     """``GET /instances/{id}``."""
     found = await shown(call)
-    return Reply({"instance": detail(call, found.item, found.now)})
+    can = await call.store.run_read(moments, found.item.id)
+    answer = detail(call, found.item, found.now)
+    answer["unstuck"] |= restorable(can)
+    return Reply({"instance": answer})
 
 
 async def change(call: Call) -> Reply:
