@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from tests import postgres as own
+from tests.stores import longer_than_their_columns, opened
 from unstuck.store.clock import init_clock
-from unstuck.store.engine import Store, Tx
-from unstuck.store.schema import metadata
+from unstuck.store.engine import Store
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,7 @@ def postgres_server() -> Iterator[own.Postgres]:
     if own.programs() is None:
         pytest.skip("PostgreSQL's server is not installed (`make setup` installs Debian's package)")
     with own.controlled(durable=False) as server:
-        made = Store(own.url(server.address, "postgres"))
+        made = opened(own.url(server.address, "postgres"))
         made.create_all()
         made.transact(init_clock, generation_id="0" * 32)
         made.close()
@@ -51,7 +50,7 @@ def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[St
     """An empty store on PostgreSQL with its clock."""
     name = f"t{abs(hash(request.node.nodeid)):x}"
     own.copy(postgres, name, "template")
-    made = Store(own.url(postgres, name))
+    made = opened(own.url(postgres, name))
     yield made
     made.close()
     own.drop(postgres, name)
@@ -61,7 +60,7 @@ def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[St
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with all tables and its clock: made once, because making tables is slow."""
     path = tmp_path_factory.mktemp("template") / "store.db"
-    made = Store(f"sqlite:///{path}")
+    made = opened(f"sqlite:///{path}")
     made.create_all()
     made.transact(init_clock, generation_id="0" * 32)
     made.close()  # the last connection to close moves everything from the WAL into the one file
@@ -72,23 +71,11 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
     """An empty store with its clock."""
     shutil.copyfile(sqlite_template, tmp_path / "store.db")
-    made = Store(f"sqlite:///{tmp_path}/store.db")
+    made = opened(f"sqlite:///{tmp_path}/store.db")
     yield made
     too_long = made.read(longer_than_their_columns)
     made.close()
     assert not too_long, "SQLite takes any length, PostgreSQL answers the same request with an error"
-
-
-def longer_than_their_columns(tx: Tx) -> list[str]:
-    """Columns that hold more than they may. So every create was a 500 on PostgreSQL, and only there."""
-    found = []
-    for table in metadata.sorted_tables:
-        limits = {c.name: c.type.length for c in table.c if isinstance(c.type, sa.String) and c.type.length}
-        if limits:
-            query = sa.select(*(sa.func.max(sa.func.length(table.c[name])).label(name) for name in limits))
-            longest = tx.execute(query).one()._mapping
-            found += [f"{table.name}.{name}" for name, most in limits.items() if (longest[name] or 0) > most]
-    return found
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from unstuck.api.context import Settings
 from unstuck.api.dispatch import Dispatcher
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.identity.passwords import Passwords, hash_password
+from unstuck.api.routes import Table
 from unstuck.store.engine import Store
 
 ADMIN_HASH = hash_password("admin-secret")
@@ -29,7 +31,12 @@ BASE_SERVICES = ["unstuck.api.versions", "unstuck.api.identity", "unstuck.api.im
 def app_over(store: Store, settings: Settings, services: Sequence[str] = BASE_SERVICES) -> Dispatcher:
     """The app, with a fresh verifier of tokens."""
     extra = {"identity": Authenticator(PASSWORDS)}
-    return create_app(store, settings, routes=all_routes(services), extra=extra)
+    return create_app(store, settings, routes=_table(tuple(services)), extra=extra)
+
+
+@functools.cache
+def _table(services: tuple[str, ...]) -> Table:
+    return Table(all_routes(services))
 
 
 class Cloud:

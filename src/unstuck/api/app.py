@@ -10,7 +10,7 @@ from unstuck.api.context import App, Settings
 from unstuck.api.dispatch import Authenticate, Dispatcher
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.notify import Notifier
-from unstuck.api.routes import Route
+from unstuck.api.routes import Route, Table
 from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store
 
@@ -38,13 +38,14 @@ def create_app(
     settings: Settings,
     *,
     notifier: Notifier | None = None,
-    routes: list[Route] | None = None,
+    routes: list[Route] | Table | None = None,
     authenticate: Authenticate | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Dispatcher:
     """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
     helpers = {"identity": Authenticator(), "metrics": Metrics(), **(extra or {})}
     app = App(settings=settings, notifier=notifier or Notifier(), extra=helpers)
-    table = all_routes() if routes is None else routes
+    known = all_routes() if routes is None else routes
+    table = known if isinstance(known, Table) else Table(known)
     # Nothing in front of it: a router that finds no route would answer in a form that no client knows.
     return Dispatcher(store, app, table, authenticate or helpers["identity"])

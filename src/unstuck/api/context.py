@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long an image upload stays its holder's while no bytes flow."""
     database_trash_seconds: float = TRASH
     """How long the volume of a deleted database instance is kept."""
+    database_schedules: bool = True
+    """Whether a new database instance has a schedule of daily backups, which its user may change."""
     metrics_token: str | None = None
     """Lets others than this machine itself read ``/metrics``."""
 

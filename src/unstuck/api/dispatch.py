@@ -21,7 +21,7 @@ from unstuck.api.context import HOST, App, Token
 from unstuck.api.errors import ApiError, Renderer
 from unstuck.api.inputs import choose_action, decode_body, decode_query, drain, path_parts, read_body
 from unstuck.api.policy import enforce
-from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
+from unstuck.api.routes import Call, Entry, Reply, Table, at_version
 from unstuck.api.vouch import vouch
 from unstuck.core.errors import Refused
 from unstuck.runtime.metrics import Metrics
@@ -54,10 +54,10 @@ _SHORTAGES: Final = {
 class Dispatcher:
     """The ASGI app over a route table."""
 
-    def __init__(self, store: Store, app: App, routes: list[Route], authenticate: Authenticate) -> None:
+    def __init__(self, store: Store, app: App, table: Table, authenticate: Authenticate) -> None:
         self.store = store
         self.app = app
-        self.table = Table(routes)
+        self.table = table
         self.authenticate = authenticate
         self.metrics: Metrics = app.extra["metrics"]
 

@@ -6,6 +6,7 @@ Several routes may share a path and method with different microversions, or diff
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -176,6 +177,7 @@ class Entry:
         self.lists = _list_fields(item.query) if item.query is not None else frozenset()
 
 
+@functools.cache
 def _list_fields(query: Any) -> frozenset[str]:
     """Names of the query parameters that may be repeated."""
     info: Any = msgspec.inspect.type_info(query)

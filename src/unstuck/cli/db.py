@@ -8,17 +8,14 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
-from unstuck.cli.cloud import connect, show_json, state_of
-from unstuck.cli.clouds import NAMES
-from unstuck.cli.dbcalls import Databases
+from unstuck.cli import dbschedule
+from unstuck.cli.cloud import show_json
+from unstuck.cli.dbcalls import Databases, State, databases
 from unstuck.cli.dbshown import (
     DATABASE,
     USER,
@@ -35,19 +32,11 @@ from unstuck.cli.errors import CliError
 from unstuck.cli.words import plain
 
 app = App(name="db", help="Managed databases: create, connect, back up, restore.")
+app.command(dbschedule.app)
 
 LEAST_MB: Final = 512
 
-State = Annotated[Path | None, Parameter(help="The state folder.")]
 Wait = Annotated[float, Parameter(help="How long to wait, in seconds.")]
-
-
-@contextmanager
-def databases(state: Path | None) -> Iterator[Databases]:
-    """The database API as the user of ``OS_CLOUD``, where that is one of this cloud's entries; else demo."""
-    user, _ = NAMES.get(os.environ.get("OS_CLOUD", ""), NAMES["unstuck"])
-    with connect(state_of(state), user) as cloud:
-        yield Databases(cloud)
 
 
 @app.command

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from unstuck.cli.cloud import Cloud, send, sentence
+from cyclopts import Parameter
+
+from unstuck.cli.cloud import Cloud, connect, send, sentence, state_of
+from unstuck.cli.clouds import NAMES
 from unstuck.cli.errors import CliError
 from unstuck.cli.words import plain
 
 POLL: Final = 1.0
 """Seconds between two looks."""
+
+
+State = Annotated[Path | None, Parameter(help="The state folder.")]
 
 
 class Databases:
@@ -81,6 +90,14 @@ class Databases:
         if not enough:
             raise CliError(f"No flavor has {least_mb} MiB of memory; there are: {_names(found)}.")
         return str(enough[0]["str_id"])
+
+
+@contextmanager
+def databases(state: Path | None) -> Iterator[Databases]:
+    """The database API as the user of ``OS_CLOUD``, where that is one of this cloud's entries; else demo."""
+    user, _ = NAMES.get(os.environ.get("OS_CLOUD", ""), NAMES["unstuck"])
+    with connect(state_of(state), user) as cloud:
+        yield Databases(cloud)
 
 
 def _names(found: list[dict[str, Any]]) -> str:

@@ -32,6 +32,8 @@ from unstuck.control.collect import collect_forever, count_disputed
 from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.keys import set_up_backups
 from unstuck.control.loop import Controller
+from unstuck.control.schedules import WAKE as SCHEDULES
+from unstuck.control.schedules import ScheduleController
 from unstuck.control.setup import set_up
 from unstuck.core.instance.data import TRASH
 from unstuck.runtime.barriers import Barriers
@@ -102,6 +104,7 @@ class ControlPlane:
         )  # fmt: skip
         self._backups: BackupController | None = None
         self._archives: ArchiveController | None = None
+        self._schedules: ScheduleController | None = None
         if site.found is not None:
             blobs = ThreadedBlobs(site.stores, site.found)
             self._backups = BackupController(port, store, blobs, self._notifier.wake, watch=self._metrics)
@@ -110,7 +113,9 @@ class ControlPlane:
                 places=site.stores.places, base_delay=base_seconds(os.environ.get(BASE_VARIABLE)),
                 watch=self._metrics,
             )  # fmt: skip
-
+            self._schedules = ScheduleController(
+                port, store, site.found, site.stores.places, self._notifier.wake, watch=self._metrics
+            )
         self._instances = InstanceController(
             port, store, self._notifier.wake, watch=self._metrics, together=at_once
         )
@@ -126,7 +131,7 @@ class ControlPlane:
             "tick": self._controller.tick_forever(),
             "servers": self._controller.servers_forever(),
             "instances": self._instances.instances_forever(),
-            "wake": self._pass_wakes("control", WAKE, BACKUPS, ARCHIVES),
+            "wake": self._pass_wakes("control", WAKE, BACKUPS, ARCHIVES, SCHEDULES),
             "deaf": end_when_deaf(self._port, self._listener.getsockname()),
             "watchdog": service.watch(self._port),
             "collect": collect_forever(self._port, self._store, self._state_dir),
@@ -135,6 +140,8 @@ class ControlPlane:
             works["backups"] = self._backups.run_forever()
         if self._archives is not None:
             works["archives"] = self._archives.run_forever()
+        if self._schedules is not None:
+            works["schedules"] = self._schedules.run_forever()
         code = await self._port.run(works)
         await self._close(web)
         return code
@@ -181,10 +188,12 @@ def _settings(state: State, public_url: str | None) -> Settings:
     return Settings(
         state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token(),
         database_trash_seconds=trash_seconds(os.environ.get(TRASH_VARIABLE)),
+        database_schedules=schedules_on(os.environ.get(SCHEDULES_VARIABLE)),
     )  # fmt: skip
 
 
 TRASH_VARIABLE = "UNSTUCK_TRASH_SECONDS"
+SCHEDULES_VARIABLE = "UNSTUCK_BACKUP_SCHEDULES"
 
 
 def trash_seconds(given: str | None) -> float:
@@ -208,6 +217,13 @@ def _seconds(name: str, given: str | None, otherwise: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise StateError(f"{name}: {given!r} is not a number of seconds from 0 on")
     return seconds
+
+
+def schedules_on(given: str | None) -> bool:
+    """Whether new databases are backed up daily. Raises :class:`StateError` for any other word."""
+    if given not in (None, "on", "off"):
+        raise StateError(f"{SCHEDULES_VARIABLE}: {given!r} is neither on nor off")
+    return given != "off"
 
 
 def _collect_less() -> None:

@@ -19,6 +19,7 @@ from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.sim.datastore import row_of, rows_in
 from unstuck.sim.invariants import Truth
+from unstuck.sim.schedule_scenarios import overdue_ticks
 from unstuck.store.backup_chain import chain_of
 from unstuck.store.backup_rows import BackupRow, load_backup
 from unstuck.store.clock import clock_row
@@ -325,6 +326,8 @@ class DatabaseTruth:
                 late = clock.lease - max(row.next_look or 0.0, leased)
                 if not row.settled and late > OVERDUE:
                     self.fail(f"overdue: {row.id} was to be looked at {late:.0f} s ago")
+        for schedule in overdue_ticks(tx):
+            self.fail(f"overdue: the tick of schedule {schedule} has come, and nobody runs it")
         for row in _BACKUPS.all(tx):
             if row.ended is None:
                 self._check_age(tx, row.id, row.lease_until or 0.0)

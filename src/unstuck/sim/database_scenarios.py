@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unstuck.core.backup.data import Phase
 from unstuck.sim.blobs import DIRECT, Mode
+from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -584,4 +585,4 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         lives_of_databases,
         agent_of_another_version,
     )
-}
+} | SCHEDULE_SCENARIOS

@@ -80,6 +80,29 @@ class DatabaseUser(SimUser):
                     return answer
             await self.wait(1.0)
 
+    async def request(
+        self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """A request of whoever knows what it may be refused with."""
+        answer = await self._db(name, tx, *args, **kwargs)
+        self._world.wake("control", "schedules")
+        return answer
+
+    def short_deadlines(self, name: str) -> None:
+        """What its backups have that do not say so themselves."""
+        wish = msgspec.json.encode(LIMITS).decode()
+        query = sa.update(instance_table).where(instance_table.c.id == name).values(backup_limits=wish)
+        self.transact(lambda tx: tx.execute(query))
+
+    def now(self) -> float:
+        """Seconds that have really passed, whatever the clock shows."""
+        return self._run.engine.now
+
+    def jump(self, seconds: float) -> None:
+        """The clock is set, by somebody or by itself."""
+        self._run.shift += seconds
+        self.log(f"    *** the clock jumps by {seconds:.0f} s")
+
     async def _insist(
         self, name: str, tx: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:

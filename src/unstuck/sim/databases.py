@@ -21,6 +21,7 @@ from unstuck.blobs.objects import sha256
 from unstuck.control.backup_blobs import ThreadedBlobs
 from unstuck.control.backups import BackupController
 from unstuck.control.instances import WAKE, InstanceController
+from unstuck.control.schedules import ScheduleController
 from unstuck.core.agents import World
 from unstuck.core.backup.data import Phase
 from unstuck.core.image import Data, Image
@@ -32,6 +33,7 @@ from unstuck.sim.datastore import PIECE, Volume
 from unstuck.sim.engine import Process
 from unstuck.sim.guest import Inside
 from unstuck.sim.guestcontrol import SimDatabaseControl
+from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
 from unstuck.sim.world import SimGuest, SimHost, SimStore
 from unstuck.store import cloud_keys, datastores, flavors, images
 from unstuck.store.engine import Tx
@@ -140,6 +142,12 @@ class Databases:
         backups = BackupController(process.port, store, blobs, notify, tick=TICK)
         process.spawn("instances", instances.instances_forever())
         process.spawn("backups", backups.run_forever())
+        if self._run.scenario in SCHEDULE_SCENARIOS:
+            # Elsewhere it would only make every run longer.
+            schedules = ScheduleController(
+                process.port, store, self.keyring, self.stores.places, notify, tick=TICK
+            )
+            process.spawn("schedules", schedules.run_forever())
 
     def serve(self, process: Process, agent: Agent, host: SimHost) -> None:
         """The service for the guests' agents, in the process of the host's agent."""

@@ -15,7 +15,7 @@ from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.core.server.data import Access, BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
-from unstuck.store import database_quotas, datastores
+from unstuck.store import database_quotas, datastores, schedules
 from unstuck.store.archive_moments import restorable
 from unstuck.store.backup_chain import CannotBeRestored, chain_of
 from unstuck.store.backup_rows import load_backup
@@ -63,12 +63,13 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewIds(msgspec.Struct, frozen=True):
-    """Fresh ids; ``generation`` names the data."""
+    """Fresh ids; ``generation`` names the data. ``schedule``: of the daily backups that it begins with."""
 
     instance: str
     server: str
     port: str
     generation: str
+    schedule: str | None = None
 
 
 _INSERT = Prepared(sa.insert(instances))
@@ -129,6 +130,11 @@ def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -
     made_of = msgspec.structs.replace(spec, nics=(nic,), access=access)
     _SET_SPEC.run(tx, server=ids.server, made_of=msgspec.json.encode(made_of).decode())
     _insert(tx, asked, ids, caller, origin, chosen.version, flavor, port)
+    if ids.schedule is not None:
+        schedules.insert_schedule(
+            tx, schedules.daily(ids.schedule, ids.instance), caller.project_id,
+            starts=tx.now.lease + schedules.DELAY,
+        )  # fmt: skip
     open_operation(tx, ids.instance, "create", caller, BUILD_LIMIT)
     return ids.instance
 

@@ -12,6 +12,7 @@ from unstuck.api.database import (
     mgmt,
     offered,
     root,
+    schedules,
     strategies,
     users,
 )
@@ -27,6 +28,7 @@ ROUTES: list[Route] = [
     *users.ROUTES,
     *root.ROUTES,
     *backups.ROUTES,
+    *schedules.ROUTES,
     *strategies.ROUTES,
     *offered.ROUTES,
 ]

@@ -88,7 +88,8 @@ async def create(call: Call) -> Reply:
     who = caller(call)
     # Verifiers of passwords take a millisecond each.
     asked = await asyncio.to_thread(creating.wanted, call.body.instance, region=call.app.settings.region)
-    ids = store.NewIds(call.new_id(), call.new_id(), call.new_id(), secrets.token_hex(16))
+    daily = call.new_id() if call.app.settings.database_schedules else None
+    ids = store.NewIds(call.new_id(), call.new_id(), call.new_id(), secrets.token_hex(16), daily)
     made = await call.store.run(store.create_instance, asked, ids, who)
     wake(call)
     found = await call.store.run_read(show_instance, made, None)

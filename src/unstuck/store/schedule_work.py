@@ -1,0 +1,143 @@
+"""Ticks. One function is one transaction: the tick, what it made, and the next one are written together.
+
+Locks: the schedule first, then what :func:`make_automatic_backup` takes; nobody takes them the other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import msgspec
+import sqlalchemy as sa
+
+from unstuck.blobs.keyring import Keyring
+from unstuck.blobs.stores import Places
+from unstuck.core.backup.schedule import Happened, Outcome, PassOver, Replan, Run, Wait, due, remember
+from unstuck.core.time import iso_seconds
+from unstuck.store.automatic_backups import Made, NotMade, make_automatic_backup
+from unstuck.store.backups import NewBackup
+from unstuck.store.engine import Tx
+from unstuck.store.prepared import Prepared
+from unstuck.store.schedules import ScheduleRow, load_schedule, times
+from unstuck.store.schema.database import instances
+from unstuck.store.schema.schedules import backup_schedules as table
+
+_DUE = Prepared(
+    sa.select(table.c.id, table.c.instance_id)
+    .where(
+        sa.not_(table.c.settled),
+        sa.or_(table.c.planned <= sa.bindparam("wall"), table.c.next_look <= sa.bindparam("now")),
+        table.c.held <= sa.bindparam("now"),
+    )
+    .order_by(table.c.planned)
+    .limit(sa.bindparam("most"))
+)
+_INSTANCE = Prepared(
+    sa.select(
+        instances.c.deleted, instances.c.removed, instances.c.data_recorded, instances.c.project_id
+    ).where(instances.c.id == sa.bindparam("instance"))
+)
+_POSTPONE = Prepared(
+    sa.update(table)
+    .where(table.c.id == sa.bindparam("schedule"), sa.not_(table.c.settled))
+    .values(held=sa.bindparam("until"))
+)
+_SCHEDULED = "schedule:"
+
+
+class DueSchedule(msgspec.Struct, frozen=True):
+    id: str
+    instance_id: str
+
+
+def due_schedules(tx: Tx, most: int) -> list[DueSchedule]:
+    """Those with a tick that has come, or that are to be looked at."""
+    found = _DUE.all(tx, wall=tx.now.wall, now=tx.now.lease, most=most)
+    return [DueSchedule(row.id, row.instance_id) for row in found]
+
+
+def postpone_schedule(tx: Tx, schedule_id: str, seconds: float) -> None:
+    """Its step failed: not again for a while."""
+    _POSTPONE.run(tx, schedule=schedule_id, until=tx.now.lease + seconds)
+
+
+def run_schedule(
+    tx: Tx, schedule_id: str, *, new_id: str, nonce: str, keyring: Keyring, places: Places
+) -> str | None:
+    """Do what is due, in one transaction; the id of the host that is to hear of it.
+
+    ``new_id`` and ``nonce`` name the backup, should there be one.
+    """
+    held = load_schedule(tx, schedule_id, lock=True)
+    if held is None or held.settled or held.planned is None:
+        return None
+    instance = _INSTANCE.first(tx, instance=held.instance_id)
+    if instance is None or instance.removed:
+        _write(tx, held, settled=True, next_look=None, planned=None)
+        return None
+    match due(held.schedule, tx.now):
+        case Wait() | Replan():
+            _write(tx, held, **times(held.schedule, tx.now, paused=False))
+        case PassOver(planned, missed, reason):
+            _tick(tx, held, Outcome(
+                planned=planned, decided=tx.now.wall, what=Happened.MISSED, reason=reason, missed=missed
+            ))  # fmt: skip
+        case Run(planned, missed, late):
+            new = NewBackup(
+                id=new_id, nonce=nonce, name=f"{held.name}-{_stamp(planned)}"[:255],
+                instance_id=held.instance_id, made_by=f"{_SCHEDULED}{held.id}",
+                made_key=f"{_SCHEDULED}{held.id}:{planned:.0f}",
+            )  # fmt: skip
+            in_the_way = _in_the_way(instance)
+            found = (
+                make_automatic_backup(tx, new, keyring=keyring, places=places) if in_the_way is None else None
+            )
+            _tick(tx, held, _outcome(tx, found, in_the_way, planned, missed, late))
+            return found.host_id if isinstance(found, Made) else None
+        case _ as never:
+            assert_never(never)
+    return None
+
+
+def _in_the_way(instance: Any) -> str | None:
+    if instance.deleted:
+        return "the instance is in the trash"
+    return None if instance.data_recorded else "the instance has no data yet"
+
+
+def _stamp(planned: float) -> str:
+    return iso_seconds(planned).replace("-", "").replace(":", "")
+
+
+def _outcome(
+    tx: Tx, found: Made | NotMade | None, in_the_way: str | None, planned: float, missed: int, late: float
+) -> Outcome:
+    what, reason, made = Happened.SKIPPED, in_the_way or "", None
+    match found:
+        case Made(backup_id, new):
+            what, made = Happened.MADE, backup_id
+            reason = f"{late:.0f} s late" if late >= 60.0 else ""
+            if not new:
+                what, reason = Happened.SKIPPED, "it was made before: the clock went back"
+        case NotMade(_, why):
+            reason = why
+        case None:
+            pass
+        case _ as never:
+            assert_never(never)
+    return Outcome(planned=planned, decided=tx.now.wall, what=what, reason=reason, made=made, missed=missed)
+
+
+def _tick(tx: Tx, held: ScheduleRow, outcome: Outcome) -> None:
+    made, skipped = outcome.what is Happened.MADE, outcome.what is Happened.SKIPPED
+    values: dict[str, Any] = times(held.schedule, tx.now, paused=False)
+    _write(
+        tx, held, made_count=held.made_count + made, skipped_count=held.skipped_count + skipped,
+        missed_count=held.missed_count + outcome.missed + (outcome.what is Happened.MISSED),
+        last_run=outcome.planned if made else held.last_run,
+        history=msgspec.json.encode(remember(held.history, outcome)).decode(), **values,
+    )  # fmt: skip
+
+
+def _write(tx: Tx, held: ScheduleRow, **values: Any) -> None:
+    tx.execute(sa.update(table).where(table.c.id == held.id).values(**values))

@@ -1,0 +1,60 @@
+"""What is done about backups by itself: schedules. A schedule's row is its work item."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from unstuck.store.schema.base import Id, Seconds, metadata
+
+backup_schedules = sa.Table(
+    "backup_schedules",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("instance_id", Id, sa.ForeignKey("instances.id"), nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("cron", sa.String(255), nullable=False),
+    sa.Column("timezone", sa.String(64), nullable=False),
+    # What becomes of a tick that nobody saw: core.backup.schedule.Missed.
+    sa.Column("missed", sa.String(16), nullable=False),
+    sa.Column("paused", sa.Boolean, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+    sa.Column("updated_wall", Seconds, nullable=False),
+    # Lease time before which there is no tick.
+    sa.Column("starts", Seconds, nullable=False),
+    # Wall time of the next tick: wall time is what its user means.
+    sa.Column("planned", Seconds),
+    # The tick that made a backup last, how many did, were in somebody's way, or were seen by nobody.
+    sa.Column("last_run", Seconds),
+    sa.Column("made_count", sa.BigInteger, nullable=False),
+    sa.Column("skipped_count", sa.BigInteger, nullable=False),
+    sa.Column("missed_count", sa.BigInteger, nullable=False),
+    # JSON of core.backup.schedule.Outcome, the newest first.
+    sa.Column("history", sa.Text, nullable=False),
+    # Settled: paused, or its instance is gone. next_look: lease time; it is looked at when this or
+    # ``planned`` has come. ``held``: lease time until which a step that failed is not tried again.
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("next_look", Seconds),
+    sa.Column("held", Seconds, nullable=False),
+    sa.CheckConstraint(
+        "settled OR (next_look IS NOT NULL AND planned IS NOT NULL)", name="unsettled_has_a_next_look"
+    ),
+    sa.CheckConstraint("settled OR NOT paused", name="paused_is_settled"),
+)
+sa.Index(
+    "ix_backup_schedules_instance",
+    backup_schedules.c.instance_id,
+    backup_schedules.c.created_wall,
+    backup_schedules.c.id,
+)
+sa.Index(
+    "ix_backup_schedules_project",
+    backup_schedules.c.project_id,
+    backup_schedules.c.created_wall,
+    backup_schedules.c.id,
+)
+for _name, _column in {
+    "ix_backup_schedules_planned": backup_schedules.c.planned,
+    "ix_backup_schedules_due": backup_schedules.c.next_look,
+}.items():
+    sa.Index(_name, _column, postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0"))
