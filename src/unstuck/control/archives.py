@@ -31,6 +31,8 @@ LEASE_MORE: Final = 20.0
 BASE_DELAY: Final = 60.0
 """Seconds of an instance's life before its first base is made by itself: whoever backs it up at once makes
 that the base."""
+TIMEOUT: Final = 60
+"""Seconds after which a part of the log that is not full leaves the guest all the same."""
 BACKOFF_MAX: Final = 300.0
 
 log = structlog.get_logger(__name__)
@@ -53,8 +55,8 @@ class ArchiveController:
 
     def __init__(
         self, port: Port, store: Transactions, blobs: ArchiveBlobs, notify: Callable[[str], None], *,
-        keyring: Keyring, places: Callable[[], Places], base_delay: float = BASE_DELAY, tick: float = TICK,
-        job: float = JOB, watch: Steps | None = None,
+        keyring: Keyring, places: Callable[[], Places], base_delay: float = BASE_DELAY,
+        timeout: int = TIMEOUT, tick: float = TICK, job: float = JOB, watch: Steps | None = None,
     ) -> None:  # fmt: skip
         self._port = port
         self._store = store
@@ -63,6 +65,7 @@ class ArchiveController:
         self._keyring = keyring
         self._places = places
         self._base_delay = base_delay
+        self._timeout = timeout
         self._tick = tick
         self._job = job
         self._watch = watch or Unwatched()
@@ -104,7 +107,12 @@ class ArchiveController:
         if await self._tx(rows.needs_key, archive_id):
             self._wake(
                 await self._tx(
-                    rows.set_up_archive, archive_id, self._port.nonce(), self._keyring, self._places()
+                    rows.set_up_archive,
+                    archive_id,
+                    self._port.nonce(),
+                    self._timeout,
+                    self._keyring,
+                    self._places(),
                 )
             )
             return

@@ -23,7 +23,7 @@ from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.blobs.site import BackupSite
-from unstuck.control.archives import BASE_DELAY, ArchiveController
+from unstuck.control.archives import BASE_DELAY, TIMEOUT, ArchiveController
 from unstuck.control.archives import WAKE as ARCHIVES
 from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import WAKE as BACKUPS
@@ -111,6 +111,7 @@ class ControlPlane:
             self._archives = ArchiveController(
                 port, store, ThreadedLogs(site.stores), self._notifier.wake, keyring=site.found,
                 places=site.stores.places, base_delay=base_seconds(os.environ.get(BASE_VARIABLE)),
+                timeout=archive_seconds(os.environ.get(ARCHIVE_VARIABLE)),
                 watch=self._metrics,
             )  # fmt: skip
             self._schedules = ScheduleController(
@@ -207,6 +208,14 @@ BASE_VARIABLE = "UNSTUCK_BASE_SECONDS"
 def base_seconds(given: str | None) -> float:
     """How old a new database is when its first base is made by itself. Raises :class:`StateError`."""
     return _seconds(BASE_VARIABLE, given, BASE_DELAY)
+
+
+ARCHIVE_VARIABLE = "UNSTUCK_ARCHIVE_SECONDS"
+
+
+def archive_seconds(given: str | None) -> int:
+    """After how long a part of a log leaves its guest that is not full. Raises :class:`StateError`."""
+    return max(1, round(min(_seconds(ARCHIVE_VARIABLE, given, TIMEOUT), 86400.0)))
 
 
 def _seconds(name: str, given: str | None, otherwise: float) -> float:

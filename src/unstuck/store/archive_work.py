@@ -62,7 +62,7 @@ _KEY = Prepared(
     .values(
         prefix=sa.bindparam("lies"), location=sa.bindparam("at_place"), recipient=sa.bindparam("public"),
         key=sa.bindparam("wrapped"), recipients=sa.bindparam("for_whom"), digest_key=sa.bindparam("secret"),
-        next_look=sa.bindparam("look"),
+        next_look=sa.bindparam("look"), timeout=sa.bindparam("seconds"),
     )
 )  # fmt: skip
 _LOOK = Prepared(
@@ -155,7 +155,9 @@ def due_archives(tx: Tx, most: int) -> list[str]:
     return _DUE.scalars(tx, now=tx.now.lease, most=most)
 
 
-def set_up_archive(tx: Tx, archive_id: str, nonce: str, keyring: Keyring, places: Places) -> str | None:
+def set_up_archive(
+    tx: Tx, archive_id: str, nonce: str, timeout: int, keyring: Keyring, places: Places
+) -> str | None:
     """Give it a key and a place; the host to be told."""
     row = rows.ONE.first(tx, archive=archive_id)
     if row is None or row.recipient or row.removed or not quotas.lock_project(tx, row.project_id):
@@ -168,7 +170,7 @@ def set_up_archive(tx: Tx, archive_id: str, nonce: str, keyring: Keyring, places
         tx, archive=archive_id, lies=prefix_of(row.instance_id, row.number, nonce),
         at_place=location_of(tx, row.project_id, row.instance_id, None, places), public=key.recipient,
         wrapped=key.wrapped, for_whom=msgspec.json.encode(key.recipients).decode(), secret=f"{nonce}{nonce}",
-        look=tx.now.lease,
+        look=tx.now.lease, seconds=timeout,
     )  # fmt: skip
     return host_id
 

@@ -24,13 +24,12 @@ from unstuck.store.schema.database import backups, instances
 
 BUDGET: Final = 0.25
 """The part of a volume that the log may take while it waits to be kept."""
-TIMEOUT: Final = 60
-"""Seconds after which a part of the log that is not full is kept all the same."""
-
 _open = sa.and_(archives.c.closed.is_(None), sa.not_(archives.c.removed))
 _OPEN = Prepared(sa.select(archives).where(archives.c.instance_id == sa.bindparam("instance"), _open))
 _WANTED = Prepared(
-    sa.select(archives.c.id, archives.c.recipient, archives.c.digest_key, instances.c.volume_gb)
+    sa.select(
+        archives.c.id, archives.c.recipient, archives.c.digest_key, archives.c.timeout, instances.c.volume_gb
+    )
     .join(instances, instances.c.id == archives.c.instance_id)
     .where(archives.c.instance_id == sa.bindparam("instance"), archives.c.recipient != "", _open)
 )
@@ -130,7 +129,7 @@ def wanted(tx: Tx, instance_id: str) -> ArchiveWant | None:
         return None
     return ArchiveWant(
         id=row.id, recipient=row.recipient, digest_key=row.digest_key, chunk_size=CHUNK_SIZE,
-        budget_mb=max(64, int(row.volume_gb * 1024 * BUDGET)), timeout=TIMEOUT,
+        budget_mb=max(64, int(row.volume_gb * 1024 * BUDGET)), timeout=row.timeout,
     )  # fmt: skip
 
 
@@ -145,7 +144,8 @@ def open_archive(tx: Tx, instance_id: str, project_id: str, generation: str) -> 
     _INSERT.run(
         tx, id=f"{instance_id}-{number}", instance_id=instance_id, project_id=project_id, number=number,
         generation=generation, prefix="", location="", recipient="", key="", recipients="[]", digest_key="",
-        opened_wall=tx.now.wall, timeline=0, start="", stop="", bases=0, base_after=tx.now.lease,
+        timeout=0, opened_wall=tx.now.wall, timeline=0, start="", stop="", bases=0,
+        base_after=tx.now.lease,
         removed=False, next_look=tx.now.lease,
     )  # fmt: skip
 

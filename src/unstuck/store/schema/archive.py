@@ -26,6 +26,8 @@ archives = sa.Table(
     sa.Column("key", sa.Text, nullable=False),
     sa.Column("recipients", sa.Text, nullable=False),
     sa.Column("digest_key", sa.String(64), nullable=False),
+    # Seconds after which a part of the log that is not full is kept all the same.
+    sa.Column("timeout", sa.Integer, nullable=False),
     sa.Column("opened_wall", Seconds, nullable=False),
     # The log that is there without a gap.
     sa.Column("timeline", sa.BigInteger, nullable=False),

@@ -26,6 +26,7 @@ def upgrade() -> None:
         sa.Column("key", sa.Text(), nullable=False),
         sa.Column("recipients", sa.Text(), nullable=False),
         sa.Column("digest_key", sa.String(length=64), nullable=False),
+        sa.Column("timeout", sa.Integer(), nullable=False),
         sa.Column("opened_wall", sa.Double(), nullable=False),
         sa.Column("timeline", sa.BigInteger(), nullable=False),
         sa.Column("start", sa.String(length=64), nullable=False),
