@@ -82,16 +82,19 @@ _DROP = Prepared(
     sa.update(archive_pieces)
     .where(
         archive_pieces.c.archive_id == sa.bindparam("archive"), sa.not_(archive_pieces.c.dropped),
-        sa.or_(
-            sa.and_(
-                archive_pieces.c.stop <= sa.bindparam("below"), archive_pieces.c.start != "",
-                archive_pieces.c.timeline <= sa.bindparam("of_timeline"),
-            ),
-            sa.literal(sa.bindparam("all_of_it", type_=sa.Boolean)),
-        ),
+        archive_pieces.c.stop <= sa.bindparam("below"), archive_pieces.c.start != "",
+        archive_pieces.c.timeline <= sa.bindparam("of_timeline"),
     )
     .values(dropped=True)
 )  # fmt: skip
+_DROP_ALL = Prepared(
+    sa.update(archive_pieces)
+    .where(archive_pieces.c.archive_id == sa.bindparam("archive"))
+    .values(dropped=True)
+)
+_NO_RUN = Prepared(
+    sa.update(archives).where(archives.c.id == sa.bindparam("archive")).values(start="", stop="")
+)
 _DROPPED = Prepared(
     sa.select(sa.func.count()).where(
         archive_pieces.c.archive_id == sa.bindparam("archive"), archive_pieces.c.dropped
@@ -247,12 +250,13 @@ def look_at_archive(tx: Tx, archive_id: str, owner: str, lease: float) -> Trim |
     below = not_needed_below(
         facts, removed=removed, reads_from=_read_from(tx, archive_id), live=live is not None
     )
-    if below:
-        whole = below == EVERYTHING
-        _DROP.run(tx, archive=archive_id, below=below, of_timeline=facts.timeline, all_of_it=whole)
-        if not whole:
-            _forget_marks(tx, facts, below)
-            _SET_RUN.run(tx, archive=archive_id, from_here=min(below, facts.stop))
+    if below == EVERYTHING:
+        _DROP_ALL.run(tx, archive=archive_id)
+        _NO_RUN.run(tx, archive=archive_id)
+    elif below:
+        _DROP.run(tx, archive=archive_id, below=below, of_timeline=facts.timeline)
+        _forget_marks(tx, facts, below)
+        _SET_RUN.run(tx, archive=archive_id, from_here=min(below, facts.stop))
     if below != EVERYTHING and not _DROPPED.scalar(tx, archive=archive_id):
         _LOOK.run(tx, archive=archive_id, look=look, who=None, until=None)
         return None
