@@ -120,6 +120,7 @@ _READERS = Prepared(
         instances.c.restores.is_not(None), sa.not_(instances.c.data_recorded), sa.not_(instances.c.deleted),
     )
 )  # fmt: skip
+_ORIGIN = Prepared(sa.select(instances.c.origin).where(instances.c.id == sa.bindparam("instance")))
 _SET_RUN = Prepared(
     sa.update(archives)
     .where(archives.c.id == sa.bindparam("archive"), archives.c.start < sa.bindparam("from_here"))
@@ -198,7 +199,7 @@ def base_wanted(tx: Tx, archive_id: str, delay: float) -> NewBackup | None:
     begins = max(row.base_after, instance.created + delay if first else 0.0)
     if not up or not instance.alive or tx.now.lease < begins:
         return None
-    why = "restored" if loaded.row.origin and _restored(loaded.row.origin) else "first"
+    why = "restored" if _restored(tx, row.instance_id) else "first"
     if not first:
         before = rows.before(tx, row.instance_id, row.number)
         why = "after-a-gap" if before is Closed.GAP else "diverged"
@@ -209,8 +210,9 @@ def base_wanted(tx: Tx, archive_id: str, delay: float) -> NewBackup | None:
     )  # fmt: skip
 
 
-def _restored(origin: str) -> bool:
-    return readable.read(_origin, origin, Origin()).backup_id is not None
+def _restored(tx: Tx, instance_id: str) -> bool:
+    text = _ORIGIN.scalar(tx, instance=instance_id)
+    return text is not None and readable.read(_origin, text, Origin()).backup_id is not None
 
 
 def make_base(
