@@ -28,7 +28,7 @@ class Kept:
         self.identity = new_identity()
         guest.host.wants(guest.want(origin=SHOP, archive=self.archive("a-1")))
         guest.start()
-        guest.ready(25.0)
+        guest.ready()
         with guest.connect() as connection:
             connection.execute("CREATE TABLE goods (n serial primary key, what text)")
 
