@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := scripts/in-netns $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: help setup s3 demo test test-all sim sim-long bench check lint types layers format clean
+.PHONY: help setup s3 demo test test-all sim sim-long bench contract check lint types layers format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -29,7 +29,7 @@ test: setup s3 check ## lint, types, layers, all tests but the slow ones, and be
 	$(PYTEST) -m "not slow" $(ARGS) || code=$$?; \
 	echo "the simulation goes on ..."; wait $$sim || code=1; cat $$log; exit $$code
 
-test-all: setup s3 check sim-long ## the long simulation, then every test
+test-all: setup s3 check sim-long contract ## the long simulation, requests of all kinds, then every test
 	@$(PYTEST) $(ARGS)
 
 sim: setup ## a fixed part of the crashes at every effect, then 8000 random schedules
@@ -41,6 +41,9 @@ sim-long: setup ## a crash at every effect, every pair of faults, a million rand
 
 bench: setup ## measured ratios (ARGS=--json for the machine's form)
 	@scripts/in-netns $(BIN)/python -m bench.run $(ARGS)
+
+contract: setup ## 100000 requests made from the OpenAPI documents: no 5xx, no hang, nothing unsettled (needs a while)
+	@$(BIN)/pip install -q --disable-pip-version-check -e '.[dev,contract]' && scripts/in-netns $(BIN)/python -m tests.contract $(ARGS)
 
 check: lint types layers ## lint, strict types, import layers
 

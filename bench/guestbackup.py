@@ -1,219 +1,303 @@
 """Databases' backups: an agent's rate beside the bare tool's with the same packing, restore, start, memory.
 
-The agent's host is the tests' double over a folder, so that what is measured is the guest's side.
+The agent speaks to a host's agent over its channel, both as in a cloud; objects lie in a folder. Whatever is
+compared is measured turn about. What a backup or a restore costs however small the database is (starts, a
+checkpoint) is measured on an empty one and told apart: rates are of the whole, and of what comes on top.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
-from tests.guest.guest import Guest, anna, folder
+import msgspec
+import pyrage
+import zstandard
+from tests.guest.guest import anna, folder
 from tests.postgres import programs
 
 from bench.figure import Figure, figure
-from unstuck.blobs.age import new_identity, recipient_of
-from unstuck.blobs.chunks import chunk_key, make_chunk, open_chunk
+from bench.house import PIECE, House, worked
+from bench.pgbackrest import PgBackRest, Unusable
+from unstuck.blobs.age import recipient_of
+from unstuck.blobs.chunks import chunk_key, make_chunk
+from unstuck.blobs.manifest import Manifest
 from unstuck.blobs.objects import FolderObjects
-from unstuck.core.backup.content import Chunk
 from unstuck.core.instance.want import Origin, WantedDatabase
 
 SIZE_MB = int(os.environ.get("UNSTUCK_BENCH_DATABASE_MB", "1100"))
-PIECE = 4 << 20
+ROUNDS = int(os.environ.get("UNSTUCK_BENCH_ROUNDS", "3"))
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
+GOAL = 0.9
+PATIENCE = 600 + SIZE_MB
+"""Seconds."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Of one run: MB of the backup's stream, seconds, and seconds of processor time."""
+
+    size: float
+    seconds: float
+    work: float
+
+
+class Pair(msgspec.Struct):
+    """Ours and the plain way's, turn about."""
+
+    ours: list[Cost]
+    plain: list[Cost]
 
 
 def backups() -> Iterator[Figure]:
-    """One database of about a gigabyte: made, backed up, restored."""
+    """A database, backed up and restored while it is empty and when it is large."""
     with folder() as root, tempfile.TemporaryDirectory(prefix="unstuck-bench-") as store:
-        objects = FolderObjects(Path(store))
-        guest = _guest(root, "one", objects)
         began = time.monotonic()
-        guest.host.wants(guest.want(origin=SHOP))
-        guest.start()
-        guest.ready()
-        yield figure("database: from the agent's start to its first user", time.monotonic() - began, "s")
-        _fill(guest)
-        rest = _rss(guest)
-        size, seconds, most = _back_up(guest)
-        yield figure("backup: agent", size / seconds, "MB/s", None, f"{size:.0f} MB")
-        bare = _bare(guest, Path(store) / "bare")
-        yield figure("backup: agent over the bare tool, packed alike", bare / seconds, "of its rate", 0.8,
-                     f"bare {size / bare:.0f} MB/s", least=True)  # fmt: skip
-        yield _beside_pgbackrest(guest, root / "pgbackrest", size / seconds)
+        with House(root / "one", Path(store), origin=SHOP).open() as one:
+            one.start()
+            one.ready()
+            yield figure("database: from the agent's start to its first user", time.monotonic() - began, "s")
+            bench = _Bench(root, Path(store), one)
+            empty = bench.back_up(), bench.restore()
+            rest = one.memory()
+            fill(one)
+            bench.grown.clear()
+            copied = bench.back_up()
+            yield from _rates("backup", "the bare tool, packed alike", empty[0], copied)
+            size, packed = copied.ours[0].size, bench.packed
+            yield Figure("backup: of so much", round(size), "MB", note=f"{packed:.0f} MB packed")
+            yield bench.beside_pgbackrest()
+            restored = bench.restore()
+        yield from _rates("restore", "plain opening and unpacking, synced", empty[1], restored)
         yield figure("agent's memory at rest", rest, "MiB")
-        yield figure("agent's memory while a gigabyte streams", most, "MiB", 80)
-        other = _guest(root, "two", objects)
-        other.host.source = guest.source("bench")
-        guest.end()
-        began = time.monotonic()
-        other.host.wants(other.want(generation="g2", origin=Origin(backup_id="backup-1")))
-        other.start()
-        with _watched(other) as peak:
-            other.ready(600)
-        seconds = time.monotonic() - began
-        unpacked = _unpack(guest, objects, root / "plain")
-        yield figure(
-            "restore: agent, to the first connection", size / seconds, "MB/s", None, f"{seconds:.1f} s"
-        )
-        yield figure("restore: agent over plain unpacking", unpacked / seconds, "of its rate", 0.9,
-                     f"bare, synced: {size / unpacked:.0f} MB/s, {unpacked:.1f} s", least=True)  # fmt: skip
-        yield figure("agent's memory while a restore streams", peak[0], "MiB", 80)
-        other.end()
+        for what, found in bench.grown.items():
+            quarter = len(found) // 4 or 1
+            early, late = max(found[: 2 * quarter]), max(found[-2 * quarter :])
+            yield figure(f"agent's memory, {what}", max(found), "MiB", 80,
+                         f"first half {early:.0f}, second {late:.0f}; {len(found)} looks")  # fmt: skip
 
 
-def _guest(root: Path, name: str, objects: FolderObjects) -> Guest:
-    (root / name).mkdir()
-    guest = Guest(root / name, objects)
-    guest.host.heartbeat = 5.0
-    return guest
+def _rates(name: str, than: str, empty: Pair, full: Pair) -> Iterator[Figure]:
+    """Of the whole, without what an empty one costs, and by processor time."""
+    ours, plain = _middle(full.ours), _middle(full.plain)
+    note = "; ".join(
+        f"{a.seconds:.1f} to {b.seconds:.1f}" for a, b in zip(full.ours, full.plain, strict=True)
+    )
+    yield figure(
+        f"{name}: agent",
+        ours.size / ours.seconds,
+        "MB/s",
+        None,
+        f"{ours.size:.0f} MB in {ours.seconds:.1f} s",
+    )
+    yield figure(f"{name}: {than}", plain.size / plain.seconds, "MB/s", None, f"{plain.seconds:.1f} s")
+    whole = median(b.seconds / a.seconds for a, b in zip(full.ours, full.plain, strict=True))
+    yield figure(f"{name}: agent over {than}", whole, "of its rate", GOAL, f"seconds: {note}", least=True)
+    small, bare = _middle(empty.ours), _middle(empty.plain)
+    slope = (plain.seconds - bare.seconds) / (ours.seconds - small.seconds)
+    yield figure(f"{name}: the same, without what an empty one costs", slope, "of its rate", GOAL,
+                 f"empty: {small.seconds:.2f} s, plain {bare.seconds:.2f} s", least=True)  # fmt: skip
+    yield figure(f"{name}: processor time, ours over plain", ours.work / plain.work, "x", None,
+                 f"{ours.work:.1f} s, plain {plain.work:.1f} s")  # fmt: skip
 
 
-def _fill(guest: Guest) -> None:
+def _middle(found: list[Cost]) -> Cost:
+    """The middle of each."""
+    return Cost(
+        median(cost.size for cost in found),
+        median(cost.seconds for cost in found),
+        median(cost.work for cost in found),
+    )
+
+
+def fill(house: House) -> None:
+    """Rows of 930 bytes that pack to about a quarter, as texts and numbers do; nobody works on them later."""
     rows = SIZE_MB * 1000
-    with guest.connect() as connection:
+    words = " || ".join(f"md5((n + 0.{part})::text)" for part in range(1, 13))
+    with house.connect() as connection:
         connection.execute(
             "CREATE UNLOGGED TABLE t AS SELECT n, repeat(md5(n::text), 28) AS x"
             f" FROM generate_series(1, {rows}) n WHERE false"
         )
         connection.execute("ALTER TABLE t ALTER x SET STORAGE PLAIN; ALTER TABLE t SET LOGGED")
+        connection.execute("ALTER TABLE t SET (autovacuum_enabled = false)")
         connection.execute(
-            "INSERT INTO t SELECT n, md5(n::text) || repeat(md5((n / 8)::text), 27)"
+            f"INSERT INTO t SELECT n, {words} || repeat(md5((n / 8)::text), 16)"
             f" FROM generate_series(1, {rows}) n"
         )
+        connection.execute("VACUUM t")
 
 
-def _back_up(guest: Guest) -> tuple[float, float, float]:
-    """MB, seconds, and the most memory that the agent had, MiB."""
-    began = time.monotonic()
-    with _watched(guest) as peak:
-        content = guest.back_up("bench", 600)
-    return content.size / 1e6, time.monotonic() - began, peak[0]
+class _Bench:
+    def __init__(self, root: Path, store: Path, house: House) -> None:
+        self._root = root
+        self._store = store
+        self._house = house
+        self._number = 0
+        self._manifest: Manifest | None = None
+        self.grown: dict[str, list[float]] = {}
+        """What the agent's memory was, by what it did; MiB."""
+        self.packed = 0.0
 
+    def _quiet(self) -> None:
+        """Whoever comes next has nothing of the others' to write."""
+        with self._house.admin() as connection:
+            connection.execute("CHECKPOINT")
+        subprocess.run(["sync", "-f", self._root], check=True)
 
-def _bare(guest: Guest, target: Path) -> float:
-    """Seconds of pg_basebackup, its stream packed by two threads and written as the double writes it."""
-    found = programs()
-    assert found is not None
-    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    where = f"host={guest.run / 'pg'} port={guest.port} user=postgres"
-    command = [*user, found / "pg_basebackup", "-d", where, "-D", "-", "-Ft", "-X", "fetch", "-c", "fast",
-               "--manifest-checksums=SHA256"]  # fmt: skip
-    recipient, store = recipient_of(new_identity()), FolderObjects(target)
-    target.mkdir()
-    began = time.monotonic()
-    tool = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
-    assert tool.stdout is not None
-    free = threading.Semaphore(4)
+    def _turn_about(self, ours: Callable[[], Cost], plain: Callable[[], Cost]) -> Pair:
+        pair = Pair([], [])
+        for turn in range(ROUNDS):
+            for kind in ("ours", "plain") if turn % 2 else ("plain", "ours"):
+                self._number += 1
+                self._quiet()
+                if kind == "ours":
+                    pair.ours.append(ours())
+                else:
+                    pair.plain.append(plain())
+        return pair
 
-    def pack(index: int, plain: bytes) -> None:
-        _, sealed = make_chunk(index, plain, recipient)
-        store.put_new(f"bare/{index:08d}", sealed)
-        free.release()
+    # --- backups
 
-    with ThreadPoolExecutor(2) as pool:
-        index = 0
-        while plain := tool.stdout.read(PIECE):
-            free.acquire()
-            pool.submit(pack, index, plain)
-            index += 1
-    assert tool.wait() == 0
-    return time.monotonic() - began
+    def back_up(self) -> Pair:
+        return self._turn_about(self._copy, self._bare)
 
+    def _copy(self) -> Cost:
+        house, before, began = self._house, self._house.worked(), time.monotonic()
+        with house.watched() as memory:
+            made = house.back_up(f"n{self._number}", PATIENCE)
+        seconds = time.monotonic() - began
+        self.grown.setdefault("backing up", []).extend(memory)
+        if self._manifest is not None:  # only the last is restored
+            house.cloud.objects.delete(
+                [entry.key for entry in house.cloud.objects.list(self._manifest.prefix)]
+            )
+        self._manifest = made
+        self.packed = sum(chunk.sealed_length for chunk in made.chunks) / 1e6
+        return Cost(made.size / 1e6, seconds, house.worked() - before)
 
-def _unpack(guest: Guest, objects: FolderObjects, target: Path) -> float:
-    """Seconds: the same pieces are read and opened by two threads, tar writes them out, all is synced."""
-    prefix, content, key = guest.source("bench")
-    target.mkdir()
+    def _bare(self) -> Cost:
+        """pg_basebackup, its stream packed and written by two threads, each piece synced as ours are."""
+        house, target = self._house, self._root / "bare"
+        found = programs()
+        assert found is not None
+        where = f"host={house.sockets} port={house.port} user=postgres"
+        command = [*as_postgres(), found / "pg_basebackup", "-d", where, "-D", "-", "-Ft", "-X", "fetch",
+                   "-c", "fast", "--manifest-checksums=SHA256"]  # fmt: skip
+        recipient, store = recipient_of(house.cloud.identity), FolderObjects(target)
+        target.mkdir()
+        before, began = _own() + worked(house.server_pid()), time.monotonic()
+        tool = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
+        assert tool.stdout is not None
+        free = threading.Semaphore(4)
+        size = 0
 
-    def opened(chunk: Chunk) -> bytes:
-        sealed = objects.get(chunk_key(prefix, chunk.index))
-        assert sealed is not None
-        return open_chunk(chunk, sealed, key)
+        def pack(index: int, plain: bytes) -> None:
+            _, sealed = make_chunk(index, plain, recipient)
+            store.put_new(f"bare/{index:08d}", sealed)
+            free.release()
 
-    began = time.monotonic()
-    tar = subprocess.Popen(["tar", "-x", "-C", target], stdin=subprocess.PIPE)
-    assert tar.stdin is not None
-    with ThreadPoolExecutor(2) as pool:
-        ahead: deque[Future[bytes]] = deque()
-        for chunk in content.chunks:
-            ahead.append(pool.submit(opened, chunk))
-            if len(ahead) == 4:
+        with ThreadPoolExecutor(2) as pool:
+            index = 0
+            while plain := tool.stdout.read(PIECE):
+                free.acquire()
+                pool.submit(pack, index, plain)
+                size += len(plain)
+                index += 1
+        assert tool.wait() == 0
+        seconds = time.monotonic() - began
+        work = _own() + worked(house.server_pid()) - before
+        shutil.rmtree(target)
+        return Cost(size / 1e6, seconds, work)
+
+    def beside_pgbackrest(self) -> Figure:
+        """Its full backup of the same server, packed and encrypted by two processes."""
+        name = "backup: agent over pgBackRest with two processes"
+        try:
+            tool = PgBackRest(self._house, self._root / "pgbackrest")
+            pair = self._turn_about(self._copy, lambda: Cost(*tool.back_up()))
+        except Unusable as error:
+            return Figure(name, None, "skipped", note=str(error))
+        ours, theirs = _middle(pair.ours), _middle(pair.plain)
+        rate = theirs.size / theirs.seconds
+        note = (
+            f"its {rate:.0f} MB/s, {tool.packed:.0f} MB packed; work {ours.work:.1f} s over {theirs.work:.1f}"
+        )
+        return figure(name, ours.size / ours.seconds / rate, "of its rate", None, note)
+
+    # --- restores
+
+    def restore(self) -> Pair:
+        return self._turn_about(self._restore, self._unpack)
+
+    def _restore(self) -> Cost:
+        """From the agent's start to the first connection."""
+        other = House(self._root / "two", self._root / "two-objects")
+        other.may_restore(self._house)
+        with other.open():
+            before, began = other.worked(), time.monotonic()
+            other.start()
+            with other.watched() as memory:
+                other.ready(PATIENCE)
+            seconds, work = time.monotonic() - began, other.worked() - before
+            other.connect().close()
+        self.grown.setdefault("restoring", []).extend(memory)
+        shutil.rmtree(other.folder)
+        return Cost(self._size(), seconds, work)
+
+    def _size(self) -> float:
+        assert self._manifest is not None
+        return self._manifest.size / 1e6
+
+    def _unpack(self) -> Cost:
+        """The same pieces are read and opened by two threads, tar writes them out, all is synced."""
+        manifest, target, objects = self._manifest, self._root / "plain", FolderObjects(self._store)
+        assert manifest is not None
+        target.mkdir()
+        key = pyrage.x25519.Identity.from_str(self._house.cloud.identity)
+
+        def opened(index: int) -> bytes:
+            sealed = objects.get(chunk_key(manifest.prefix, index))
+            assert sealed is not None
+            return zstandard.ZstdDecompressor().decompress(pyrage.decrypt(sealed, [key]))
+
+        before, began = _own(), time.monotonic()
+        tar = subprocess.Popen(["tar", "-x", "-C", target], stdin=subprocess.PIPE)
+        assert tar.stdin is not None
+        with ThreadPoolExecutor(2) as pool:
+            ahead: deque[Future[bytes]] = deque()
+            for chunk in manifest.chunks:
+                ahead.append(pool.submit(opened, chunk.index))
+                if len(ahead) == 4:
+                    tar.stdin.write(ahead.popleft().result())
+            while ahead:
                 tar.stdin.write(ahead.popleft().result())
-        while ahead:
-            tar.stdin.write(ahead.popleft().result())
-    tar.stdin.close()
-    assert tar.wait() == 0
-    subprocess.run(["sync", "-f", target], check=True)
-    return time.monotonic() - began
+        tar.stdin.close()
+        assert tar.wait() == 0
+        subprocess.run(["sync", "-f", target], check=True)
+        seconds, work = time.monotonic() - began, _own() - before
+        shutil.rmtree(target)
+        return Cost(self._size(), seconds, work)
 
 
-def _beside_pgbackrest(guest: Guest, folder: Path, rate: float) -> Figure:
-    """Its full backup of the same server, packed and encrypted by two processes as we pack by two threads."""
-    name = "backup: agent over pgBackRest with two processes"
-    tool = shutil.which("pgbackrest")
-    if tool is None:
-        return Figure(name, None, "skipped", note="pgbackrest is not installed (Debian: pgbackrest)")
-    folder.mkdir()
-    data = guest.volume / "database" / "pg"
-    config = folder / "pgbackrest.conf"
-    config.write_text(
-        f"[global]\nrepo1-path={folder}/repo\nlog-path={folder}\nlock-path={folder}\nspool-path={folder}\n"
-        "repo1-cipher-type=aes-256-cbc\nrepo1-cipher-pass=of-the-bench-alone\ncompress-type=zst\n"
-        "compress-level=3\nprocess-max=2\nstart-fast=y\narchive-check=n\narchive-copy=n\nlog-level-file=off\n"
-        f"[bench]\npg1-path={data}\npg1-port={guest.port}\npg1-socket-path={guest.run / 'pg'}\n"
-        "pg1-user=postgres\n"
-    )
-    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    if user:
-        shutil.chown(folder, "postgres", "postgres")
-    command = [*user, tool, f"--config={config}", "--stanza=bench"]
-    for word in ("stanza-create", "backup"):
-        began = time.monotonic()
-        done = subprocess.run(
-            [*command, *(["--type=full"] if word == "backup" else []), word],
-            capture_output=True, text=True, cwd="/", check=False,
-        )  # fmt: skip
-        if done.returncode:
-            return Figure(name, None, "skipped", note=f"{word}: {(done.stdout + done.stderr).strip()[-200:]}")
-    seconds = time.monotonic() - began
-    size = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 1e6
-    theirs = size / seconds
-    packed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
-    return figure(name, rate / theirs, "of its rate", None, f"its {theirs:.0f} MB/s, {packed:.0f} MB packed")
+def as_postgres() -> list[str]:
+    root = os.geteuid() == 0
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if root else []
 
 
-def _rss(guest: Guest) -> float:
-    assert guest.agent is not None
-    status = Path(f"/proc/{guest.agent.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-@contextlib.contextmanager
-def _watched(guest: Guest) -> Iterator[list[float]]:
-    """The most memory that the agent has meanwhile."""
-    peak, over = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            peak[0] = max(peak[0], _rss(guest))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        over.set()
-        thread.join()
+def _own() -> float:
+    """Seconds of processor time of this process and of what it started and has ended."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from unstuck.core.agents import Answer, Claim, Heartbeat, Holdings, HostFacts, Register, Report
+from unstuck.core.agents import Answer, Ask, Claim, Heartbeat, Holdings, HostFacts, Register, Report
+from unstuck.core.console import SERIAL
 from unstuck.core.image import Data
 from unstuck.core.server.control import EndCapture, FailIt, FinishDelete, PlaceIt, plan_control
 from unstuck.core.server.data import Gone, Observation, Paused, Power, Running, Step, Thing, Want
@@ -26,6 +27,9 @@ class FakeHost:
         self.sequence = 0
         store.transact(agents.add_host, host_id=self.id, hostname=name, secret_hash="x", machine_id=name)
         self.ram_mb = ram_mb
+        self.serial: str | None = '{"serial": true}'
+        """What it says of its guests' serial ports; None: nothing."""
+        self.asked: list[Ask] = []
         self.incarnation = 0
         self.register(**facts)
         self.tell()
@@ -52,6 +56,11 @@ class FakeHost:
     def wants(self) -> dict[str, Want]:
         world = self.store.transact(agents.world, self.id, self.incarnation, -1)
         for ask in world.asks:
+            if ask.kind == SERIAL:
+                self.asked.append(ask)
+                if self.serial is not None:
+                    self.store.transact(agents.answer_ask, self.id, self.incarnation, ask.id, self.serial)
+                continue
             lines = LOG.splitlines(keepends=True)
             text = LOG if ask.lines is None else "".join(lines[-ask.lines :])
             answer = Answer(self.incarnation, text)

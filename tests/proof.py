@@ -1,19 +1,23 @@
 """Which test proves what: crash points of a build, and faults that were measured on real peers.
 
 A test says with :func:`proves` what it stands for; ``python -m tests.proof`` writes the table in
-docs/faults.md from that, so that the table cannot say more than the tests do (tests/test_proof.py).
+docs/faults.md from that, so that the table cannot say more than the tests do (tests/test_proof.py), and the
+list of planted faults in docs/guarantees.md.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T", bound=Callable[..., Any])
 PAGE = "docs/faults.md"
+GUARANTEES = "docs/guarantees.md"
+PLANTED_FROM = "| planted | where | caught as |"
 MODULES = (
     "tests.core.test_crash_points",
     "tests.sim.test_crash_points",
@@ -277,7 +281,18 @@ def page() -> str:
     return "\n".join(lines()) + "\n"
 
 
+def planted(text: str) -> str:
+    """docs/guarantees.md with the list of planted faults as it is."""
+    from tests.sim.planted import PLANTED
+
+    rows = [f"| {one.name.replace('_', ' ')} | `{one.where}` | {one.by} |" for one in PLANTED]
+    head = text.partition(PLANTED_FROM)[0]
+    return "\n".join([head + PLANTED_FROM, "| --- | --- | --- |", *rows]) + "\n"
+
+
 if __name__ == "__main__":
     from tests import proof  # the module that the tests import, not this one, has heard of them
 
-    print(proof.page(), end="")
+    root = Path(__file__).parents[1]
+    (root / PAGE).write_text(proof.page())
+    (root / GUARANTEES).write_text(planted((root / GUARANTEES).read_text()))

@@ -11,7 +11,12 @@ from tests import proof
 
 def test_the_page_of_faults_is_what_the_tests_say() -> None:
     path = Path(__file__).parents[1] / proof.PAGE
-    assert path.read_text() == proof.page(), f"python -m tests.proof > {proof.PAGE}"
+    assert path.read_text() == proof.page(), "python -m tests.proof"
+
+
+def test_the_page_of_guarantees_lists_every_planted_fault() -> None:
+    path = Path(__file__).parents[1] / proof.GUARANTEES
+    assert path.read_text() == proof.planted(path.read_text()), "python -m tests.proof"
 
 
 @pytest.mark.parametrize("point", [point for known in proof.KNOWN for point in known])

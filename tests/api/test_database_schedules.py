@@ -12,8 +12,8 @@ from test_database_backups import NOBODY, instance, operator, site, trove
 
 __all__ = ["instance", "operator", "site", "trove"]
 WORDS = {
-    "id", "name", "project_id", "instance_id", "cron", "timezone", "missed", "paused", "created", "updated",
-    "next_run", "following_run", "last_run", "reason", "counts", "history",
+    "id", "name", "project_id", "instance_id", "cron", "timezone", "missed", "full_every", "paused",
+    "created", "updated", "next_run", "following_run", "last_run", "reason", "counts", "history",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from unstuck.blobs import keys, manifest
-from unstuck.blobs.chunks import CHUNK_SIZE, Chunk, Damaged, chunk_key, make_chunk, open_chunk
+from unstuck.blobs.chunks import CHUNK_SIZE, Chunk, Damaged, chunk_key, make_chunk, open_chunk, open_into
 from unstuck.blobs.manifest import Datastore, Manifest, ManifestError, Position
 from unstuck.blobs.objects import Entry, FolderObjects
 
@@ -122,12 +122,31 @@ def test_a_damaged_piece_is_named(what: str) -> None:
             secret = keys.new_identity()
     with pytest.raises(Damaged, match="piece 0"):
         open_chunk(first, sealed, secret)
+    with pytest.raises(Damaged, match="piece 0"):
+        open_into(first, sealed, secret, bytearray(CHUNK_SIZE))
+
+
+def test_pieces_are_opened_one_after_the_other_into_the_same_memory() -> None:
+    memory = bytearray(CHUNK_SIZE)
+    assert b"".join(bytes(open_into(chunk, sealed, BACKUP, memory)) for chunk, sealed in CHUNKS) == DATA
+
+
+@pytest.mark.parametrize("length", [-1, 1, 1000])
+def test_a_piece_whose_length_is_not_the_manifests_is_refused(length: int) -> None:
+    """With every digest right but the plain data's length."""
+    chunk, sealed = CHUNKS[0]
+    other = msgspec.structs.replace(chunk, length=chunk.length + length)
+    for memory in (bytearray(CHUNK_SIZE), bytearray(10)):
+        with pytest.raises(Damaged):
+            open_into(other, sealed, BACKUP, memory)
 
 
 def test_a_piece_that_would_unpack_to_more_than_a_piece_is_refused() -> None:
     bomb, sealed = make_chunk(0, bytes(CHUNK_SIZE * 40), keys.recipient_of(BACKUP))
     with pytest.raises(Damaged):
         open_chunk(bomb, sealed, BACKUP)
+    with pytest.raises(Damaged):
+        open_into(bomb, sealed, BACKUP, bytearray(CHUNK_SIZE))
 
 
 def test_missing_and_short_objects_are_told() -> None:

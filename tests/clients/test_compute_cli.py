@@ -176,13 +176,19 @@ def test_an_image_of_the_openstack_command(cloud: Running, sdk: openstack.connec
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_console_url_is_refused_in_words(cloud: Running, sdk: openstack.connection.Connection) -> None:
+def test_a_console_url_of_either_kind_and_a_word_about_the_others(
+    cloud: Running, sdk: openstack.connection.Connection
+) -> None:
     sdk.create_server("web", image=cloud.site.image, flavor="t.nano", wait=True, timeout=30)
-    for kind in ("--novnc", "--serial", "--spice"):
-        status, _, errors = Shell(cloud).run("console", "url", "show", kind, "web")
-        assert status == 1
-        assert "Unavailable console type" in errors
-        assert "console log" in errors
+    base = f"127.0.0.1:{cloud.port}/console?token="
+    assert cloud.cli("console", "url", "show", "web", "-f", "json")["url"].startswith(f"http://{base}")
+    shown = cloud.cli("console", "url", "show", "--serial", "web", "-f", "json")
+    assert shown["url"].startswith(f"ws://{base}")
+    assert (shown["protocol"], shown["type"]) == ("serial", "serial")
+    status, _, errors = Shell(cloud).run("console", "url", "show", "--spice", "web")
+    assert status == 1
+    assert "Unavailable console type" in errors
+    assert "serial console" in errors
 
 
 @pytest.mark.slow

@@ -19,15 +19,15 @@ def objects(tmp_path: Path) -> FolderObjects:
 
 
 @pytest.fixture
-def guests(objects: FolderObjects) -> Iterator[Callable[[], Guest]]:
+def guests(objects: FolderObjects) -> Iterator[Callable[..., Guest]]:
     """Makes guests; all of them read and write the same objects."""
     with folder() as root:
         made: list[Guest] = []
 
-        def make() -> Guest:
+        def make(datastore: str = "postgresql") -> Guest:
             place = root / str(len(made))
             place.mkdir()
-            made.append(Guest(place, objects))
+            made.append(Guest(place, objects, datastore=datastore))
             return made[-1]
 
         yield make

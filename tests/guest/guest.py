@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 
 from tests.guest.host_double import Host, Served, wait_for
-from tests.postgres import programs
+from tests.guest.kinds import KINDS, Kind
 from unstuck.blobs.age import new_identity, recipient_of
 from unstuck.blobs.chunks import prefix_of
 from unstuck.blobs.objects import FolderObjects
@@ -44,7 +43,10 @@ def free_port() -> int:
 class Guest:
     """One volume with its host; agents run on it one after the other."""
 
-    def __init__(self, folder: Path, objects: FolderObjects, volume: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, objects: FolderObjects, volume: Path | None = None, datastore: str = "postgresql"
+    ) -> None:
+        self.kind: Kind = KINDS[datastore]
         self.folder = folder
         self.volume = volume or folder / "volume"
         self.volume.mkdir(exist_ok=True)
@@ -61,10 +63,8 @@ class Guest:
         self.port = free_port()
 
     def want(self, **changes: Any) -> DatabaseWant:
-        found = programs()
-        assert found is not None
         values: dict[str, Any] = {
-            "instance_id": "instance-1", "datastore": "postgresql", "version": found.parts[-2],
+            "instance_id": "instance-1", "datastore": self.kind.name, "version": self.kind.version(),
             "generation": "generation-1", "data_recorded": False, "origin": Origin(), "port": self.port,
             "cidrs": ("127.0.0.1/32",), "ram_mb": 256,
         }  # fmt: skip
@@ -75,7 +75,8 @@ class Guest:
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
                 [sys.executable, "-m", "tests.guest.agent_process", self.socket,
-                 "--volume", self.volume, "--run", self.run, *options],
+                 "--volume", self.volume, "--run", self.run, "--datastore", self.kind.name,
+                 *self.kind.options(), *options],
                 stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[2], user=user,
                 group=None if user is None else pwd.getpwnam(user).pw_gid,
                 extra_groups=None if user is None else [],
@@ -130,23 +131,18 @@ class Guest:
         return self.view()
 
     def server_log(self) -> str:
-        path = self.volume / "log" / "postgresql.log"
+        path = self.volume / "log" / f"{self.kind.name}.log"
         return path.read_text() if path.exists() else ""
 
     def server_pid(self) -> int:
         """0: there is none."""
-        with contextlib.suppress(FileNotFoundError, IndexError):
-            return int((self.volume / "database" / "pg" / "postmaster.pid").read_text().split()[0])
-        return 0
+        return self.kind.server_pid(self.volume)
 
     def connect(
         self, user: str = "anna", database: str = "shop", password: str = PASSWORD, **more: Any
-    ) -> psycopg.Connection[tuple[Any, ...]]:
+    ) -> Any:
         """As anybody would, over the network."""
-        return psycopg.connect(
-            host="127.0.0.1", port=self.port, user=user, dbname=database, password=password,
-            autocommit=True, sslmode=more.pop("sslmode", "require"), connect_timeout=10, **more,
-        )  # fmt: skip
+        return self.kind.connect(self.port, user, database, password, **more)
 
     def backup_want(self, nonce: str, **changes: Any) -> BackupWant:
         self.keys.setdefault(nonce, new_identity())
@@ -181,7 +177,7 @@ class Guest:
             self.kill()
         pid = self.server_pid()
         if pid:
-            for number in (signal.SIGCONT, signal.SIGQUIT):
+            for number in (signal.SIGCONT, self.kind.kill):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             end = time.monotonic() + 10
@@ -195,9 +191,8 @@ class Guest:
 
     def end_server(self) -> None:
         """In order, as the container's end does."""
-        pid = self.server_pid()
-        os.kill(pid, signal.SIGINT)
-        wait_for(lambda: not (self.volume / "database" / "pg" / "postmaster.pid").exists(), 30)
+        os.kill(self.server_pid(), self.kind.stop)
+        wait_for(lambda: self.server_pid() == 0, 30)
 
 
 def processes_with(path: Path) -> list[int]:
@@ -245,5 +240,5 @@ def folder() -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def anna(*databases: str) -> WantedUser:
-    return WantedUser("anna", VERIFIER, databases)
+def anna(*databases: str, verifier: str = VERIFIER) -> WantedUser:
+    return WantedUser("anna", verifier, databases)

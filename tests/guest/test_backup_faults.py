@@ -17,7 +17,7 @@ from tests.guest.host_double import wait_for
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.want import BackupWant, Origin, WantedDatabase
 from unstuck.guest.datastores.postgresql.base import ASK
-from unstuck.guest.datastores.postgresql.server import parent_of
+from unstuck.guest.processes import parent_of
 
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 QUICK = {"starting": 2.0, "copying": 2.0, "finishing": 2.0, "uploading": 2.0}

@@ -211,7 +211,7 @@ def flipped(pieces: list[bytes]) -> list[bytes]:
     ("name", "change", "words"),
     [
         ("short", lambda pieces: pieces[:-1], "unexpected end of data"),
-        ("flipped", flipped, "pg_verifybackup"),
+        ("flipped", flipped, "is not its manifest's"),
         ("noise", lambda pieces: [b"nothing of a tar" * 1000], "damaged"),
     ],
 )

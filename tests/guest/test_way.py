@@ -49,14 +49,14 @@ def test_a_port_is_read_and_written_and_nothing_is_complained_of() -> None:
         host, guest = os.openpty()
         tty.setraw(host)
         tty.setraw(guest)
-        reader, writer, dirty = await open_way(Path(os.ttyname(guest)))
+        wire, dirty = await open_way(Path(os.ttyname(guest)))
         assert dirty
         os.write(host, b"hello\n")
-        assert await asyncio.wait_for(reader.readline(), 5.0) == b"hello\n"
-        writer.write(b"answer\n")
-        await writer.drain()
+        assert await asyncio.wait_for(wire.read(), 5.0) == b"hello\n"
+        wire.write(b"answer\n")
+        await wire.drain()
         assert await asyncio.to_thread(os.read, host, 100) == b"answer\n"
-        writer.close()
+        wire.close()
         await asyncio.sleep(0)
         os.close(host)
         os.close(guest)

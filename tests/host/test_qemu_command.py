@@ -32,6 +32,15 @@ def test_every_path_is_relative_so_that_no_state_folder_is_too_long_or_needs_esc
     assert absolute == ["rng-random,id=rng,filename=/dev/urandom", after(argv, "-append")[0]]
 
 
+def test_the_serial_port_is_a_socket_and_all_of_it_goes_to_the_log_as_well() -> None:
+    argv = qemu_command(make_want(), FILES, (), Machine("tcg", None))
+    [console] = [word for word in after(argv, "-chardev") if "id=console" in word]
+    assert console == (
+        "socket,id=console,path=serial.sock,server=on,wait=off,logfile=console.log,logappend=on"
+    )
+    assert after(argv, "-serial") == ["chardev:console"]
+
+
 def test_disks_keep_what_the_guest_flushed_and_nobody_else_may_open_them() -> None:
     root, config = after(qemu_command(make_want(), FILES, (), Machine("kvm", None)), "-blockdev")
     assert "file.locking=on" in root

@@ -100,6 +100,14 @@ def test_guests_of_version_1_keep_their_process_and_take_orders(left: Many) -> N
     alone = next(key for key, one in said.items() if one["name"] == "alone")
     with left.admin() as cloud:
         path = f"/compute/v2.1/servers/{alone}"
+        # Version 1 gave a guest's serial port a file, and no way in.
+        log = cloud.ask("POST", f"{path}/action", json={"os-getConsoleOutput": {}}, headers=COMPUTE)
+        assert log.json()["output"] == (left.state.host / "servers" / alone / "console.log").read_text()
+        wanted = {"remote_console": {"protocol": "serial", "type": "serial"}}
+        answer = cloud.client.post(f"{path}/remote-consoles", json=wanted, headers=COMPUTE)
+        assert answer.status_code == 409
+        assert "started by a former version" in answer.json()["conflictingRequest"]["message"]
+        assert "reboot --hard" in answer.json()["conflictingRequest"]["message"]
         cloud.ask("POST", f"{path}/action", json={"os-stop": None}, headers=COMPUTE)
         left.until("it is off", lambda: left.statuses() == {"alone": "SHUTOFF", "web": "ACTIVE"})
         assert running(left).keys() == before.keys() - {alone}

@@ -15,18 +15,17 @@ import pytest
 from unstuck.runtime.framing import PAYLOAD_MAX, Frame, Kind, encode
 from unstuck.runtime.link import BLOB_MAX, BODIES_MAX, FLOOD, Body, Broken, Dropped, Handler, Link
 from unstuck.runtime.room import Room
+from unstuck.runtime.wire import Wire
 
 NONCE = b"12345678"
 MIB = 1 << 20
 
 
 class Side(Handler):
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, room: Room, kind: Kind
-    ) -> None:
+    def __init__(self, wire: Wire, room: Room, kind: Kind) -> None:
         self.room = room
-        self.writer = writer
-        self.link = Link(reader, writer, room, kind, self)
+        self.writer = wire
+        self.link = Link(wire, room, kind, self)
         self.bodies: asyncio.Queue[Body] = asyncio.Queue()
         self.drops: list[int] = []
         self.resets = 0
@@ -57,8 +56,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 async def pair(room: int = 8 * MIB, greet: bool = True) -> AsyncIterator[tuple[Side, Side]]:
     """Who asks, and who is asked."""
     one, other = socket.socketpair()
-    asks = Side(*await asyncio.open_connection(sock=one), Room(40 * MIB), Kind.ANSWER)
-    asked = Side(*await asyncio.open_connection(sock=other), Room(room), Kind.ASK)
+    asks = Side(Wire(one.detach()), Room(40 * MIB), Kind.ANSWER)
+    asked = Side(Wire(other.detach()), Room(room), Kind.ASK)
     if greet:
         asks.link.hello(NONCE, b"{}")
         await until(lambda: asked.link.nonce == NONCE)

@@ -65,7 +65,7 @@ class Scheduled(Databases):
         return host
 
     def ids(self) -> list[str]:
-        return [item.id for item in self.store.read(schedule_work.due_schedules, 10)]
+        return self.store.read(schedule_work.due_schedules, 10)
 
     def made(self) -> list[str]:
         return [row.id for row in self.store.read(backups.list_backups, None, limit=100)]

@@ -11,6 +11,7 @@ from unstuck.api.dispatch import Authenticate, Dispatcher
 from unstuck.api.identity.auth import Authenticator
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Route, Table
+from unstuck.api.sockets import all_sockets
 from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store
 
@@ -25,6 +26,8 @@ SERVICES: Final[list[str]] = [
     "unstuck.api.explain",
     "unstuck.api.recovery",
     "unstuck.api.metrics",
+    "unstuck.api.console",
+    "unstuck.api.openapi",
 ]
 
 
@@ -39,13 +42,15 @@ def create_app(
     *,
     notifier: Notifier | None = None,
     routes: list[Route] | Table | None = None,
+    sockets: Sequence[Route] | None = None,
     authenticate: Authenticate | None = None,
     extra: dict[str, Any] | None = None,
 ) -> Dispatcher:
-    """The ASGI app. ``routes`` and ``authenticate`` replace the whole table and the tokens in tests."""
+    """The ASGI app. ``routes``, ``sockets`` and ``authenticate`` replace the whole tables and the tokens."""
     helpers = {"identity": Authenticator(), "metrics": Metrics(), **(extra or {})}
     app = App(settings=settings, notifier=notifier or Notifier(), extra=helpers)
     known = all_routes() if routes is None else routes
     table = known if isinstance(known, Table) else Table(known)
     # Nothing in front of it: a router that finds no route would answer in a form that no client knows.
-    return Dispatcher(store, app, table, authenticate or helpers["identity"])
+    talks = all_sockets(SERVICES) if sockets is None else sockets
+    return Dispatcher(store, app, table, authenticate or helpers["identity"], talks)

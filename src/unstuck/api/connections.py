@@ -12,7 +12,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -61,6 +61,17 @@ def room() -> int:
     return min(max((soft - OWN_FILES) // 2, 8), CONNECTIONS_MAX)
 
 
+class Counted(Protocol):
+    """A connection that takes room."""
+
+    @property
+    def idle(self) -> bool:
+        """No request is being answered."""
+        ...
+
+    def cut(self) -> None: ...
+
+
 class Gate:
     """Which connections stay when there is no room for all.
 
@@ -73,12 +84,12 @@ class Gate:
     def __init__(self, room: Callable[[], int] = room, *, head_seconds: float = HEAD_SECONDS) -> None:
         self._room = room
         self.head_seconds = head_seconds
-        self._held: dict[Rank, dict[Connection, None]] = {rank: {} for rank in Rank}
+        self._held: dict[Rank, dict[Counted, None]] = {rank: {} for rank in Rank}
 
     def count(self, rank: Rank | None = None) -> int:
         return sum(len(held) for key, held in self._held.items() if rank in (None, key))
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: Counted) -> None:
         """A new connection; it, or one that matters less, is closed where there is no room."""
         most = self._room()
         while self.count() >= most:
@@ -90,17 +101,17 @@ class Gate:
             victim.cut()
         self._held[Rank.STRANGER][connection] = None
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Counted) -> None:
         for held in self._held.values():
             held.pop(connection, None)
 
-    def vouch(self, connection: Connection, rank: Rank) -> None:
+    def vouch(self, connection: Counted, rank: Rank) -> None:
         """A request on this connection has shown a right credential."""
         if connection in self._held[Rank.STRANGER] or connection in self._held[Rank.USER]:
             self.leave(connection)
             self._held[rank][connection] = None
 
-    def _victims(self, most: int) -> Iterator[Connection]:
+    def _victims(self, most: int) -> Iterator[Counted]:
         yield from self._held[Rank.STRANGER]
         users = self._held[Rank.USER]
         yield from (connection for connection in users if connection.idle)
@@ -122,6 +133,7 @@ class Connection(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._left = LINGER_BYTES
         self._refused = False
+        self._upgraded = False
 
     @property
     def idle(self) -> bool:
@@ -151,15 +163,22 @@ class Connection(HttpToolsProtocol):
                 self.cut()
             return
         view = memoryview(data)
-        while view and not self.transport.is_closing() and not self._refused:
+        while view and not self.transport.is_closing() and not self._refused and not self._upgraded:
             piece, view = view[:QUIET_MAX], view[QUIET_MAX:]
             self._forward = False
             super().data_received(piece)  # type: ignore[arg-type]
             self._quiet = 0 if self._forward else self._quiet + len(piece)
             if self._quiet > QUIET_MAX:
                 self._refuse(431, f"The head of the request is larger than {QUIET_MAX} bytes.")
-        if self.idle and self.timeout_keep_alive_task is None:
+        if self.idle and self.timeout_keep_alive_task is None and not self._upgraded:
             self._wait_for_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        """The head is complete: another protocol goes on with the connection, behind the same gate."""
+        self._upgraded = True
+        self._have_head()
+        self._gate.leave(self)
+        super().handle_websocket_upgrade()
 
     # --- time
 
@@ -259,6 +278,17 @@ async def _refuses(address: Any) -> bool:
     except OSError:  # TimeoutError is one
         return False
     return False
+
+
+def sockets_behind(gate: Gate) -> type[asyncio.Protocol]:
+    """The protocol of WebSockets that share this gate."""
+    from unstuck.api.upgraded import Upgraded
+
+    class Gated(Upgraded):
+        def __init__(self, **more: Any) -> None:
+            super().__init__(gate, **more)
+
+    return Gated
 
 
 def behind(gate: Gate) -> type[asyncio.Protocol]:

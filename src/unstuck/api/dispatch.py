@@ -6,7 +6,7 @@ import errno
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from unstuck.api.context import HOST, App, Token
 from unstuck.api.errors import ApiError, Renderer
 from unstuck.api.inputs import choose_action, decode_body, decode_query, drain, path_parts, read_body
 from unstuck.api.policy import enforce
-from unstuck.api.routes import Call, Entry, Reply, Table, at_version
+from unstuck.api.routes import Call, Entry, Reply, Route, Table, at_version
+from unstuck.api.sockets import FAILED, Gone, Socket, SocketCall, SocketRequest, Sockets, body_of
 from unstuck.api.vouch import vouch
 from unstuck.core.errors import Refused
 from unstuck.runtime.metrics import Metrics
@@ -52,16 +53,23 @@ _SHORTAGES: Final = {
 
 
 class Dispatcher:
-    """The ASGI app over a route table."""
+    """The ASGI app over a route table, and one of WebSockets."""
 
-    def __init__(self, store: Store, app: App, table: Table, authenticate: Authenticate) -> None:
+    def __init__(
+        self, store: Store, app: App, table: Table, authenticate: Authenticate,
+        sockets: Sequence[Route] = (),
+    ) -> None:  # fmt: skip
         self.store = store
         self.app = app
         self.table = table
+        self.sockets = Sockets(sockets)
         self.authenticate = authenticate
         self.metrics: Metrics = app.extra["metrics"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._talk(scope, receive, send)
+            return
         if scope["type"] != "http":
             raise RuntimeError(f"unexpected scope: {scope['type']}")
         http = Request(scope, receive)
@@ -95,6 +103,30 @@ class Dispatcher:
                     http.method if call.route else "", call.route or "none", sender.status,
                     time.perf_counter() - began,
                 )  # fmt: skip
+
+    async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: a handler that does not accept refuses, as an HTTP answer in the usual form."""
+        http, socket = SocketRequest(scope), Socket(scope, receive, send)
+        http.scope["unstuck.base_url"] = base_url(http, self.app.settings.public_url)
+        request_id = f"req-{uuid.uuid4()}"
+        call = SocketCall(socket, store=self.store, app=self.app, http=http, request_id=request_id)
+        try:
+            found = self.sockets.find(path_parts(scope.get("raw_path") or scope["path"].encode()))
+            if found is None:
+                raise errors.not_found()
+            call.params = dict(zip(found[0].names, found[1], strict=True))
+            reply = await found[0].route.handler(call)
+        except Gone:
+            return
+        except Exception as raised:
+            error = _as_api_error(raised, request_id)
+            if socket.accepted:
+                await socket.close(FAILED, error.message)
+                return
+            reply = Reply(errors.render_own(error, request_id), status=error.status, headers=error.headers)
+        if not socket.accepted:
+            headers = {"content-type": _JSON, "x-openstack-request-id": request_id, **reply.headers}
+            await socket.refuse(reply.status or 404, headers, body_of(reply))
 
     async def _answer(self, call: Call, raw_path: bytes, service: str) -> tuple[Reply, int]:
         entries, values = self._find(call.http.method, raw_path)

@@ -5,6 +5,6 @@ from __future__ import annotations
 import hashlib
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | bytearray | memoryview) -> str:
     """In hex."""
     return hashlib.sha256(data).hexdigest()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import secrets
-import shutil
 import sys
 import time
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import quote
 
 from cyclopts import App, Parameter
 
-from unstuck.cli import dbschedule
+from unstuck.cli import dbretention, dbschedule
 from unstuck.cli.cloud import show_json
 from unstuck.cli.dbcalls import Databases, State, databases
+from unstuck.cli.dbshell import enter
 from unstuck.cli.dbshown import (
     DATABASE,
     USER,
@@ -33,6 +30,7 @@ from unstuck.cli.words import plain
 
 app = App(name="db", help="Managed databases: create, connect, back up, restore.")
 app.command(dbschedule.app)
+dbretention.add_to(app)
 
 LEAST_MB: Final = 512
 
@@ -266,6 +264,36 @@ def url(name: str, /, *, user: str | None = None, database: str | None = None, s
 
 
 @app.command
+def shell(
+    name: str,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    user: str | None = None,
+    database: str | None = None,
+    new_password: bool = False,
+    state: State = None,
+) -> int:
+    """Connect to an instance with its datastore's own client: psql, or mariadb.
+
+    The password comes from PGPASSWORD or MYSQL_PWD, or is asked for.
+
+    Parameters
+    ----------
+    name
+        Name or id of the instance.
+    arguments
+        What the client is given besides, as in `unstuck db shell shop -- -c 'select 1'`.
+    user
+        A user of it; without one `app`, or else one that it has.
+    database
+        A database of it; without one `app`, or else one of the user's.
+    new_password
+        Set a new password for the user, show it, and connect with it.
+    """
+    return enter(name, arguments, user, database, new_password, state)
+
+
+@app.command
 def psql(
     name: str,
     /,
@@ -275,7 +303,7 @@ def psql(
     new_password: bool = False,
     state: State = None,
 ) -> int:
-    """Connect to an instance with psql. The password comes from PGPASSWORD, or is asked for.
+    """The same as `shell`, for instances of PostgreSQL only.
 
     Parameters
     ----------
@@ -290,26 +318,7 @@ def psql(
     new_password
         Set a new password for the user, show it, and connect with it.
     """
-    program = shutil.which("psql")
-    if program is None:
-        raise CliError("psql is not installed; Debian has it in the package postgresql-client.")
-    with databases(state) as api:
-        shown = api.instance(name)
-        user, database = login(api, shown, user, database)
-        target = connection(shown, user, database)
-        password = os.environ.get("PGPASSWORD", "")
-        if new_password:
-            password = secrets.token_urlsafe(18)
-            change = {"user": {"password": password}}
-            api.ask("PUT", f"/instances/{shown['id']}/users/{quote(user, safe='')}", json=change)
-            print(f"The new password of {plain(user)}: {password}", file=sys.stderr)
-    if not password:
-        if not sys.stdin.isatty():
-            raise CliError(
-                f"No terminal to ask for the password of {user}: set PGPASSWORD, or say --new-password."
-            )
-        password = getpass.getpass(f"Password of {user}: ")
-    os.execve(program, [program, target, *arguments], {**os.environ, "PGPASSWORD": password})  # noqa: S606
+    return enter(name, arguments, user, database, new_password, state, "postgresql")
 
 
 @app.command

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,14 @@ from unstuck.runtime.state import State
 
 _PARTS = ("kernel", "ramdisk")
 
-_LEAST_MB = 128
-"""MiB. In 64 the kernel ends initdb, in 128 an instance becomes healthy (measured with PostgreSQL 15)."""
 
-
-def built(state: State) -> Path | None:
+def built(state: State, datastore: str = "postgresql") -> Path | None:
     """The folder of a finished image: said so, in the state folder, or where set-up builds it."""
-    from unstuck.host.dbimage import DATASTORE, default_folder
+    from unstuck.host.dbimage import default_folder
 
     given = os.environ.get("UNSTUCK_DATABASE_IMAGE")
-    places = [Path(given)] if given else []
-    places += [state.root / DATASTORE, default_folder()]
+    places = [Path(given)] if given and datastore == "postgresql" else []
+    places += [state.root / datastore, default_folder(datastore)]
     return next((place for place in places if (place / "manifest.json").is_file()), None)
 
 
@@ -31,19 +30,30 @@ def register(cloud: Cloud, folder: Path) -> str:
     """Upload the image unless it is there, and make it the image of its datastore's version; repeating it
     changes nothing. Instances keep the image that they were made of. Returns the version's name."""
     from unstuck.host.dbimage import read_manifest
+    from unstuck.host.dbkinds import KINDS
 
     manifest = read_manifest(folder)
     if manifest is None:
-        raise CliError(f"The image in {folder} is damaged; build it again: unstuck image build postgresql.")
+        name = _name_in(folder)
+        raise CliError(f"The image in {folder} is damaged; build it again: unstuck image build {name}.")
     datastore, server = str(manifest["datastore"]), str(manifest["version"])
+    kind = KINDS[datastore]
+    series = kind.series(server)
     files = manifest["files"]
     parts: dict[str, Any] = {}
     for role in _PARTS:
         if role in files:
             parts[f"{role}_id"] = _upload(cloud, datastore, role, files[role], folder, {})
-    image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": _LEAST_MB})
-    _set_version(cloud, datastore, server.partition(".")[0], server, image)
-    return server.partition(".")[0]
+    image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": kind.least_mb})
+    _set_version(cloud, datastore, series, server, image)
+    return series
+
+
+def _name_in(folder: Path) -> str:
+    """Which datastore's the image is, as far as that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / "manifest.json").read_text())["datastore"])
+    return "NAME"
 
 
 def _upload(

@@ -34,6 +34,7 @@ def create(
     timezone: str = "UTC",
     call: str = "backup",
     missed: Literal["once", "skip"] = "once",
+    full_every: int = 1,
     state: State = None,
 ) -> int:
     """Back an instance up whenever a cron expression says so. Prints the schedule's id.
@@ -51,11 +52,13 @@ def create(
     missed
         What becomes of times at which nobody was there to see to it: once (one backup, as soon as possible)
         or skip.
+    full_every
+        Every so many-th backup is a full one, and those in between hold what has changed; 1: all are full.
     """
     with databases(state) as api:
         wanted = {
             "instance_id": api.instance(instance)["id"], "cron": cron, "timezone": timezone, "name": call,
-            "missed": missed,
+            "missed": missed, "full_every": full_every,
         }  # fmt: skip
         made = api.ask("POST", "/backup_schedules", json={"backup_schedule": wanted})["backup_schedule"]
     print(made["id"])

@@ -10,7 +10,11 @@ from unstuck.cli.dbcalls import Databases, wait
 from unstuck.cli.errors import CliError
 from unstuck.cli.words import plain
 
-PORT: Final = 5432
+ADDRESSES: Final = {
+    "postgresql": "postgresql://{who}@{where}/{database}?sslmode=require",
+    "mariadb": "mysql://{who}@{where}/{database}?ssl-mode=REQUIRED",
+}
+"""By what runs the datastore; each with TLS, as every instance has it."""
 USER: Final = "app"
 DATABASE: Final = "app"
 
@@ -96,13 +100,15 @@ def first_address(item: dict[str, Any]) -> str | None:
 
 
 def connection(item: dict[str, Any], user: str, database: str, password: str | None = None) -> str:
-    """A connection address; with TLS, as every instance has it."""
+    """A connection address, as the datastore's clients write it."""
     address = first_address(item)
     if address is None:
         raise CliError(f"The instance {item['name']} has no address yet (it is in {item['status']}).")
     secret = "" if password is None else f":{quote(password, safe='')}"
     who = f"{quote(user, safe='')}{secret}"
-    return f"postgresql://{who}@{address}:{PORT}/{quote(database, safe='')}?sslmode=require"
+    told = extension(item)
+    form = ADDRESSES.get(told.get("manager") or "", ADDRESSES["postgresql"])
+    return form.format(who=who, where=f"{address}:{told['port']}", database=quote(database, safe=""))
 
 
 def login(

@@ -15,7 +15,7 @@ app = App(name="image", help="Guest images of our own.")
 
 @app.command
 def build(
-    name: Literal["tiny", "postgresql"] = "tiny",
+    name: Literal["tiny", "postgresql", "mariadb"] = "tiny",
     *,
     folder: Path | None = None,
     register: Annotated[bool, Parameter(negative="")] = False,
@@ -28,7 +28,7 @@ def build(
     name
         Which one.
     folder
-        Where to put it (default: in the state folder, for `postgresql` in the cache of images).
+        Where to put it (default: in the state folder, for a datastore in the cache of images).
     register
         Upload it and make it the image of its datastore's version; instances that are there keep theirs.
     state
@@ -40,9 +40,9 @@ def build(
     if register and name == "tiny":
         raise CliError("--register is for datastores; `unstuck up` uploads the tiny image by itself.", 2)
     found = state_of(state)
-    target = folder or (found.root / "tiny" if name == "tiny" else dbimage.default_folder())
+    target = folder or (found.root / "tiny" if name == "tiny" else dbimage.default_folder(name))
     try:
-        made = tinyimage.build(target) if name == "tiny" else dbimage.build(target)
+        made = tinyimage.build(target) if name == "tiny" else dbimage.build(target, name)
     except BuildError as error:
         raise CliError(f"The {name} image could not be built: {error}.") from None
     except OSError as error:

@@ -17,6 +17,7 @@ _COMMANDS = {
     ),
     "explain": ("unstuck.cli.explain:explain", "Why something is in its state, and what comes next."),
     "logs": ("unstuck.cli.showlogs:logs", "The end of a log: control, host, or a server's console."),
+    "console": ("unstuck.cli.console:console", "A server's serial console in this terminal."),
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
     "recover": ("unstuck.cli.recover:recover", "Backups from the store of objects alone, without a cloud."),
     "demo": ("unstuck.cli.demo:demo", "Break a real cloud at the worst moment; watch it mend itself."),

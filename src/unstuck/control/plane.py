@@ -18,10 +18,13 @@ import uvicorn
 from unstuck.api import backups as api_backups
 from unstuck.api.agents.hosts import polls
 from unstuck.api.app import SERVICES, all_routes, create_app
-from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit
+from unstuck.api.connections import Gate, behind, end_when_deaf, raise_limit, sockets_behind
+from unstuck.api.console.meet import consoles
 from unstuck.api.context import Settings
 from unstuck.api.notify import Notifier
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.api.sockets import all_sockets
+from unstuck.api.upgraded import SETTINGS
 from unstuck.blobs.site import BackupSite
 from unstuck.control.archives import BASE_DELAY, TIMEOUT, ArchiveController
 from unstuck.control.archives import WAKE as ARCHIVES
@@ -77,6 +80,11 @@ def routes() -> list[Route]:
     return [*table, route("GET", "/healthz", health, "public")]
 
 
+def sockets() -> list[Route]:
+    """The WebSockets of this process."""
+    return all_sockets([*SERVICES, "unstuck.api.agents"])
+
+
 class ControlPlane:
     """Everything of one control process between its set-up and its end."""
 
@@ -91,11 +99,15 @@ class ControlPlane:
         self._notifier = Notifier()
         self._metrics = Metrics()
         self._extra: dict[str, Any] = {"metrics": self._metrics, api_backups.NAME: site}
-        app = create_app(store, settings, notifier=self._notifier, routes=routes(), extra=self._extra)
-        self._polls = polls(app.app.extra)
+        app = create_app(
+            store, settings, notifier=self._notifier, routes=routes(), sockets=sockets(), extra=self._extra
+        )
+        self._polls, self._consoles = polls(app.app.extra), consoles(app.app.extra)
+        gate = Gate()
         config = uvicorn.Config(
-            app, loop="none", http=behind(Gate()), ws="none", lifespan="off", log_config=None,
+            app, loop="none", http=behind(gate), ws=sockets_behind(gate), lifespan="off", log_config=None,
             access_log=False, server_header=False, timeout_graceful_shutdown=3, timeout_keep_alive=75,
+            **SETTINGS,
         )  # fmt: skip
         self._server = Server(config)
         self._controller = Controller(
@@ -142,7 +154,8 @@ class ControlPlane:
         if self._archives is not None:
             works["archives"] = self._archives.run_forever()
         if self._schedules is not None:
-            works["schedules"] = self._schedules.run_forever()
+            works["schedules"] = self._schedules.schedules.run_forever()
+            works["retention"] = self._schedules.retention.run_forever()
         code = await self._port.run(works)
         await self._close(web)
         return code
@@ -158,6 +171,7 @@ class ControlPlane:
 
     async def _close(self, web: asyncio.Task[None]) -> None:
         self._polls.closing = True
+        self._consoles.close()
         self._server.should_exit = True
         for host_id in list(self._polls.hosts):
             self._notifier.wake(f"host:{host_id}")

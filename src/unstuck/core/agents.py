@@ -136,8 +136,9 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question that only the host can answer (``console``: the end of a console log), or only the agent in
-    a guest (``guest``: ``argument`` is for it, ``seconds`` are left)."""
+    """A question that only the host can answer (``console``: the end of a console log; ``serial``: see
+    ``core/console.py``), or only the agent in a guest (``guest``). ``argument`` is for the latter two, and
+    ``seconds`` are left for them."""
 
     id: str
     server_id: str

@@ -1,11 +1,15 @@
 """Attempts at a backup: a tool's stream in pieces, packed by two workers, under a lease that is renewed.
 
+While pieces are packed the next one is read and those before are stored, several at a time. What is in memory
+is bounded: plain pieces lie in buffers that are used again and again, packed ones wait within a room.
+
 An attempt is taken, works, and ends, with a manifest or with a reason; another is another. It ends at once
 when it is told so, when it is over for its host, or when it stands still for longer than its phase may.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -37,8 +41,12 @@ from unstuck.guest.wire import Threads, ask
 T = TypeVar("T")
 
 WORKERS: Final = 2
-WAITING: Final = 1
-"""Pieces that were read and wait for a worker: with those in the workers' hands all that is in memory."""
+BUFFERS: Final = WORKERS + 1
+"""Plain pieces in memory: one is read while the workers have theirs in hand."""
+STORERS: Final = 6
+"""Packed pieces on their way to the host at a time."""
+PACKED: Final = 8 << 20
+"""Bytes of packed pieces that are on their way or wait for it; one that is larger goes alone."""
 RENEW: Final = 3.0
 """Seconds between two words to the host."""
 PRESSED: Final = 2.0
@@ -137,9 +145,12 @@ class Attempt:
         self._moved = port.clock()
         self._pressed: float | None = None
         self._size = 0
-        self._todo: list[tuple[int, bytes]] = []
-        self._hands = 0
+        self._free: list[bytearray] = []
+        self._todo: list[tuple[int, bytes | memoryview, bytearray]] = []
+        self._packed: list[tuple[Chunk, bytes]] = []
+        self._room_used = 0
         self._workers = 0
+        self._storers = 0
         self._read_all = False
         self._chunks: dict[int, Chunk] = {}
         self._failed: tuple[str, bool] | None = None
@@ -166,7 +177,7 @@ class Attempt:
         self.stop(reason)
 
     def _wake(self) -> None:
-        for key in ("piece", "room", "renew", "attempt"):
+        for key in ("piece", "room", "packed", "renew", "attempt"):
             self._port.wake(f"{key}-{self.nonce}")
 
     async def run(self) -> None:
@@ -226,23 +237,29 @@ class Attempt:
         self._port.spawn("renewing", self._renew_forever())
         parent = self._want.since_content
         self._copy = copy = await self._effect("guest.copy", lambda: self._datastore.copy(self.nonce, parent))
+        self._free = [bytearray(self._want.chunk_size) for _ in range(BUFFERS)]
         for _ in range(WORKERS):
             self._workers += 1
             self._port.spawn("packing", self._pack_all())
+        for _ in range(STORERS):
+            self._storers += 1
+            self._port.spawn("storing", self._store_all())
         index = 0
-        while self._failed is None:
-            plain = await self._effect("guest.read", lambda: copy.read(self._want.chunk_size))
+        while await self._room():
+            buffer = self._free.pop()
+            plain = await self._effect(
+                "guest.read", functools.partial(copy.read, self._want.chunk_size, buffer)
+            )
             if not plain:
                 break
             self._progress()
             self._size += len(plain)
-            self._todo.append((index, plain))
+            self._todo.append((index, plain, buffer))
             index += 1
-            del plain
+            del plain, buffer
             self._port.wake(f"piece-{self.nonce}")
-            await self._room()
         self._read_all = True
-        await self._packed()
+        await self._stored()
         if self._failed is not None:
             return
         copied = await self._effect("guest.copied", copy.finish)
@@ -264,46 +281,71 @@ class Attempt:
     async def _effect(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         return await self._port.effect(name, work)
 
-    async def _room(self) -> None:
-        """Wait until there is room in memory for another piece."""
+    async def _room(self) -> bool:
+        """Wait until there is room in memory for another piece; whether it goes on at all."""
         self._pressed = self._port.clock()
-        while len(self._todo) >= WAITING and self._failed is None:
+        while not self._free and self._failed is None:
             await self._port.pause(1.0, f"room-{self.nonce}")
         self._pressed = None
+        return self._failed is None
 
-    async def _packed(self) -> None:
-        """Wait until the workers have ended."""
+    async def _stored(self) -> None:
+        """Wait until all that was read has been packed and stored."""
         if self._failed is None:
             self._read_out = True
         self._port.wake(f"piece-{self.nonce}")
-        while self._workers:
+        while self._workers or self._storers:
             await self._port.pause(1.0, f"attempt-{self.nonce}")
+        self._free.clear()
 
     async def _pack_all(self) -> None:
-        """One worker: pieces from the reader's hand into the host's."""
+        """One worker: plain pieces become packed ones."""
         while self._failed is None:
             if not self._todo:
                 if self._read_all:
                     break
                 await self._port.pause(1.0, f"piece-{self.nonce}")
                 continue
-            index, plain = self._todo.pop(0)
-            self._port.wake(f"room-{self.nonce}")
+            index, plain, buffer = self._todo.pop(0)
             try:
                 chunk, sealed = await self._pack(index, plain)
             except BadKey as error:
                 self.stop(f"the backup's key is none: {error}", final=True)
                 break
-            del plain
+            self._free.append(buffer)
+            del plain, buffer
             self._progress()
-            if await self._until_done("guest.store", Store(self.nonce, chunk), sealed):
-                self._chunks[index] = chunk
+            # The worker keeps it in hand until there is room, and takes no other meanwhile.
+            while self._room_used and self._room_used + len(sealed) > PACKED and self._failed is None:
+                self._port.wake(f"room-{self.nonce}")
+                await self._port.pause(1.0, f"attempt-{self.nonce}")
+            self._room_used += len(sealed)
+            self._packed.append((chunk, sealed))
             del sealed
+            self._port.wake(f"packed-{self.nonce}")
+            self._port.wake(f"room-{self.nonce}")
         self._workers -= 1
-        self._port.wake(f"piece-{self.nonce}")
+        for key in ("piece", "packed", "attempt"):
+            self._port.wake(f"{key}-{self.nonce}")
+
+    async def _store_all(self) -> None:
+        """Packed pieces into the host's hand, one at a time; others do the same."""
+        while self._failed is None:
+            if not self._packed:
+                if not self._workers:
+                    break
+                await self._port.pause(1.0, f"packed-{self.nonce}")
+                continue
+            chunk, sealed = self._packed.pop(0)
+            if await self._until_done("guest.store", Store(self.nonce, chunk), sealed):
+                self._chunks[chunk.index] = chunk
+            self._room_used -= len(sealed)
+            del sealed
+            self._port.wake(f"attempt-{self.nonce}")
+        self._storers -= 1
         self._port.wake(f"attempt-{self.nonce}")
 
-    async def _pack(self, index: int, plain: bytes) -> tuple[Chunk, bytes]:
+    async def _pack(self, index: int, plain: bytes | memoryview) -> tuple[Chunk, bytes]:
         recipient = self._want.recipient
         return await self._effect("guest.pack", lambda: self._threads(make_chunk, index, plain, recipient))
 

@@ -140,13 +140,13 @@ class Channel(Handler):
         pause = AGAIN
         while True:
             try:
-                reader, writer, dirty = await open_way(self._path)
+                wire, dirty = await open_way(self._path)
             except OSError as error:
                 log.info("no way to the host", path=str(self._path), reason=error.strerror or str(error))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, AGAIN_MAX)
                 continue
-            if await self._serve(Link(reader, writer, self._room, Kind.ANSWER, self), dirty):
+            if await self._serve(Link(wire, self._room, Kind.ANSWER, self), dirty):
                 pause = AGAIN
             await asyncio.sleep(pause)
             pause = min(pause * 2, AGAIN_MAX)

@@ -62,8 +62,11 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 class Copy(Protocol):
     """A backup that is being made; by a tool, it is on a leash."""
 
-    async def read(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`."""
+    async def read(self, size: int, into: bytearray, /) -> bytes | memoryview:
+        """The next ``size`` bytes, fewer at the end, none after it. Raises :class:`DatastoreError`.
+
+        ``into`` has room for them; whoever can, reads into it and returns a view of it.
+        """
         ...
 
     async def look(self) -> tuple[Phase, int]:
@@ -89,8 +92,8 @@ class Receiver(Protocol):
         """
         ...
 
-    async def write(self, data: bytes) -> None:
-        """Raises :class:`DatastoreError`."""
+    async def write(self, data: bytes | memoryview) -> None:
+        """``data`` is not looked at after that. Raises :class:`DatastoreError`."""
         ...
 
     async def unpacked(self) -> None:

@@ -31,6 +31,8 @@ FIRST: Final = 0.5
 MOST: Final = 30.0
 LASTED: Final = 60.0
 """Seconds: the first and the longest wait before the agent is started again; what counts as a good run."""
+SOCKETS: Final = "pg"
+"""The folder of the datastore's sockets: an agent of any version finds there what another started."""
 ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 AGENT_ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "2"}
 """Pieces of a backup go back to the system at once: the heap would keep the largest there ever were."""
@@ -102,9 +104,11 @@ class Init:
     """The whole of it."""
 
     def __init__(
-        self, agent: list[str], agent_user: User, user: User, listener: socket.socket, path: Path
-    ) -> None:
+        self, agent: list[str], agent_user: User, user: User, listener: socket.socket, path: Path,
+        stop: signal.Signals = signal.SIGINT,
+    ) -> None:  # fmt: skip
         self._path = path
+        self._stop = stop
         self._agent = agent
         self._agent_user = agent_user
         self._user = user
@@ -262,11 +266,11 @@ class Init:
             self._send([self._agent_pid], signal.SIGTERM)
             self._wait({self._agent_pid}, 5.0)
         self._send(list(self._tools), signal.SIGKILL)
-        self._send(list(self._kept), signal.SIGINT)
+        self._send(list(self._kept), self._stop)
         self._wait(self._kept, patience)
         if self._kept:
             say("the datastore did not end in time: it is ended at once")
-            self._send(list(self._kept), signal.SIGQUIT)
+            self._send(list(self._kept), signal.SIGQUIT if self._stop is signal.SIGINT else signal.SIGKILL)
             self._wait(self._kept, 5.0)
         return 0
 
@@ -329,19 +333,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, default=Path("/run/unstuck"))
     parser.add_argument("--agent-user", required=True)
     parser.add_argument("--user", required=True, help="the datastore's")
+    parser.add_argument("--stop", choices=("INT", "TERM"), default="INT", help="the datastore's end in order")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds for the datastore's end")
     parser.add_argument("agent", nargs="+", help="the agent's command")
     told = parser.parse_args(argv)
     agent, user = User(told.agent_user), User(told.user)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # where it is not PID 1
     share(told.run, agent, user, 0o750)
-    share(told.run / "pg", agent, user, 0o2770)
+    share(told.run / SOCKETS, agent, user, 0o2770)
     try:
         share(told.volume, agent, user, 0o2770)
     except OSError as error:  # the agent will see it too, and can tell
         say(f"the volume cannot be handed over: {error}")
     path = told.run / "init.sock"
-    return Init(told.agent, agent, user, listen(path, agent), path).run(told.patience)
+    return Init(told.agent, agent, user, listen(path, agent), path, signal.Signals[f"SIG{told.stop}"]).run(
+        told.patience
+    )
 
 
 if __name__ == "__main__":

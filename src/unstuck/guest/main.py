@@ -19,8 +19,8 @@ from unstuck.guest.agent import Agent
 from unstuck.guest.asking_init import INIT, InitTools
 from unstuck.guest.channel import Channel
 from unstuck.guest.control import GuestControl
-from unstuck.guest.datastores.postgresql.config import Places
-from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
+from unstuck.guest.datastore import Datastore
+from unstuck.guest.init import SOCKETS
 from unstuck.guest.tools import DirectTools, Tools
 from unstuck.guest.volume import Volume
 from unstuck.guest.wire import Superseded
@@ -39,7 +39,8 @@ class Settings(argparse.Namespace):
     volume: Path
     run: Path
     programs: Path | None
-    user: str
+    datastore: str
+    user: str | None
     init: Path | None
     mounted: bool
     channel: Path | None
@@ -52,22 +53,49 @@ def newest_programs() -> Path | None:
     return newest[-1].parent if newest else None
 
 
-def postgresql(settings: Settings, tools: Tools, port: AsyncPort) -> PostgreSQL:
-    """The datastore on its volume. Raises :class:`OSError`."""
-    programs = settings.programs or newest_programs()
-    if programs is None:
-        raise FileNotFoundError("no PostgreSQL server is installed")
-    volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
-    sockets = settings.run / "pg"
+def sockets_of(settings: Settings, tools: Tools) -> Path:
+    """The folder of the datastore's sockets: the agent's, and open to the datastore's group."""
+    sockets = settings.run / SOCKETS
     sockets.mkdir(mode=0o770, parents=True, exist_ok=True)
     group = pwd.getpwnam(tools.user).pw_gid
     if sockets.stat().st_gid != group:
         os.chown(sockets, -1, group)
     if sockets.stat().st_mode & 0o7777 != 0o2770:
         sockets.chmod(0o2770)
+    return sockets
+
+
+def postgresql(settings: Settings, tools: Tools, port: AsyncPort) -> Datastore:
+    """Raises :class:`OSError`."""
+    from unstuck.guest.datastores.postgresql.config import Places
+    from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
+
+    programs = settings.programs or newest_programs()
+    if programs is None:
+        raise FileNotFoundError("no PostgreSQL server is installed")
+    volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
     me = pwd.getpwuid(os.geteuid()).pw_name
-    places = Places(volume.database, sockets, (me, tools.user))
+    places = Places(volume.database, sockets_of(settings, tools), (me, tools.user))
     return PostgreSQL(volume, places, programs, tools, port.clock, lambda: port.wake("look"))
+
+
+def mariadb(settings: Settings, tools: Tools, port: AsyncPort) -> Datastore:
+    """Raises :class:`OSError`."""
+    from unstuck.guest.datastores.mariadb.config import Places
+    from unstuck.guest.datastores.mariadb.datastore import MariaDB
+    from unstuck.guest.datastores.mariadb.server import PROGRAM
+
+    if not Path(PROGRAM).exists():
+        raise FileNotFoundError("no MariaDB server is installed")
+    volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    places = Places(volume.database, sockets_of(settings, tools), me, tools.user)
+    return MariaDB(volume, places, tools, port.clock, lambda: port.wake("look"))
+
+
+DATASTORES: Final = {"postgresql": postgresql, "mariadb": mariadb}
+USERS: Final = {"postgresql": "postgres", "mariadb": "mysql"}
+"""Who the datastore runs as, where there is the choice."""
 
 
 async def work(control: GuestControl | None, settings: Settings, tools: Tools) -> int:
@@ -79,7 +107,7 @@ async def work(control: GuestControl | None, settings: Settings, tools: Tools) -
         control = channel = Channel(settings.channel)
         works["channel"] = channel.run()
     port = AsyncPort(Barriers.from_environment(settings.run), {Superseded: EXIT_SUPERSEDED})
-    datastore = postgresql(settings, tools, port)
+    datastore = DATASTORES[settings.datastore](settings, tools, port)
     agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread, settings.volume)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
@@ -96,7 +124,8 @@ def parse(argv: list[str] | None) -> Settings:
     parser.add_argument("--run", type=Path, default=Path("/run/unstuck"), help="for sockets")
     parser.add_argument("--channel", type=Path, default=None, help="the way to the host: a socket, or a port")
     parser.add_argument("--programs", type=Path, default=None, help="folder of the datastore's programs")
-    parser.add_argument("--user", default="postgres", help="the datastore's user, where there is the choice")
+    parser.add_argument("--datastore", choices=DATASTORES, default="postgresql")
+    parser.add_argument("--user", default=None, help="the datastore's user, where there is the choice")
     given = os.environ.get(INIT)
     init = None if given is None else Path(given)
     parser.add_argument("--init", type=Path, default=init, help="PID 1's socket, where it starts programs")
@@ -106,7 +135,8 @@ def parse(argv: list[str] | None) -> Settings:
 
 def make_tools(settings: Settings) -> Tools:
     """Under PID 1 of ours it starts programs; else the agent does."""
-    return DirectTools(settings.user) if settings.init is None else InitTools(settings.init, settings.user)
+    user = settings.user or USERS[settings.datastore]
+    return DirectTools(user) if settings.init is None else InitTools(settings.init, user)
 
 
 def run(control: GuestControl | None, settings: Settings) -> int:

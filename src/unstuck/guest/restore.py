@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from unstuck.blobs.chunks import Damaged, open_chunk
+from unstuck.blobs.chunks import CHUNK_SIZE, Damaged, open_chunk, open_into
 from unstuck.core.backup.chain import LONGEST, fault_of, size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guestwire import (
@@ -34,8 +34,13 @@ from unstuck.guest.control import Away, GuestControl
 from unstuck.guest.datastore import Datastore, DatastoreError, Receiver
 from unstuck.guest.wire import Threads, ask
 
-AHEAD: Final = 2
-"""Pieces that are fetched while another is written."""
+FETCHERS: Final = 4
+PACKED: Final = 8 << 20
+"""Bytes of pieces that are fetched or wait to be opened; one that is larger goes alone."""
+BUFFERS: Final = 3
+"""Plain pieces in memory: one is written, others are opened meanwhile."""
+LARGEST: Final = CHUNK_SIZE * 2
+"""Bytes of such a piece; larger ones take memory of their own."""
 REMEDY: Final = "restore another backup into a new instance"
 
 log = structlog.get_logger(__name__)
@@ -113,7 +118,9 @@ class _Restoring:
         self._key = f"restore-{port.nonce()}"
         self._next = 0
         self._written = 0
-        self._plain: dict[int, bytes] = {}
+        self._packed = 0
+        self._plain: dict[int, memoryview] = {}
+        self._buffers: list[bytearray] = []
         self._error: DatastoreError | None = None
         self._done = 0
         self._fetching = 0
@@ -192,11 +199,13 @@ class _Restoring:
 
     async def fill(self, receiver: Receiver, link: Restore, above: int) -> None:
         """Write all pieces of one backup in their order, while the next ones come."""
-        self._next = self._written = 0
+        self._next = self._written = self._packed = 0
         self._fetching += 1
         self._moved(self._done, self.total, "")
-        for number in range(AHEAD):
-            self._port.spawn("fetching", self._fetch_all(link, above, number, self._fetching))
+        largest = min(max(chunk.length for chunk in link.content.chunks), LARGEST)
+        self._buffers = [bytearray(largest) for _ in range(BUFFERS)]
+        for _ in range(FETCHERS):
+            self._port.spawn("fetching", self._fetch_all(link, above, self._fetching))
         for chunk in link.content.chunks:
             while chunk.index not in self._plain:
                 if self._error is not None:
@@ -207,25 +216,33 @@ class _Restoring:
             self._done += len(plain)
             self._written += 1
             self._moved(self._done, self.total, "")
-            for number in range(AHEAD):
-                self._port.wake(f"{self._key}-{number}")
+            self._port.wake(f"{self._key}-room")
 
-    async def _fetch_all(self, link: Restore, above: int, number: int, turn: int) -> None:
+    async def _fetch_all(self, link: Restore, above: int, turn: int) -> None:
         chunks = link.content.chunks
-        while not self.over and self._error is None and turn == self._fetching and self._next < len(chunks):
-            if self._next > self._written + AHEAD:
-                await self._port.pause(1.0, f"{self._key}-{number}")
-                continue
+        while self._goes_on(turn) and self._next < len(chunks):
             chunk = chunks[self._next]
+            if self._packed and self._packed + chunk.sealed_length > PACKED:
+                await self._port.pause(1.0, f"{self._key}-room")
+                continue
             self._next += 1
+            self._packed += chunk.sealed_length
             try:
                 answer, sealed = await self._ask("guest.fetch", Fetch(chunk.index, above))
                 if not isinstance(answer, Done):
                     raise damaged(f"the host has no piece {chunk.index}")
+                # The memory for it is that of the one so many before, which has to be written by then.
+                while chunk.index >= self._written + BUFFERS:
+                    await self._port.pause(1.0, f"{self._key}-room")
+                    if not self._goes_on(turn):
+                        return
+                into = self._buffers[chunk.index % BUFFERS]
                 self._plain[chunk.index] = await self._port.effect(
                     "guest.open",
-                    functools.partial(self._threads, open_chunk, chunk, sealed, link.identity),
+                    functools.partial(self._threads, open_into, chunk, sealed, link.identity, into),
                 )
+                self._packed -= chunk.sealed_length
+                del sealed
             except Damaged as error:
                 self._error = damaged(str(error))
             except DatastoreError as error:
@@ -233,6 +250,10 @@ class _Restoring:
                 named = DatastoreError(reason, error.remedy, final=error.final, code=error.code)
                 self._error = self._error or named
             self._port.wake(f"{self._key}-piece")
+            self._port.wake(f"{self._key}-room")
+
+    def _goes_on(self, turn: int) -> bool:
+        return not self.over and self._error is None and turn == self._fetching
 
 
 class Source:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import pwd
 import signal
@@ -21,6 +22,8 @@ from typing import Final, Protocol
 from unstuck.runtime.processes import ProcessId, handle
 
 ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+PIPE: Final = 1 << 20
+_F_SETPIPE_SZ: Final = 1031
 WORDS: Final = 4096
 """Bytes of a tool's last words that are read."""
 
@@ -81,6 +84,12 @@ async def run(tools: Tools, command: Sequence[str], seconds: float) -> str:
     if code != 0:
         raise ToolFailed(f"{Path(command[0]).name} ended with {code}: {said or 'no word of why'}")
     return said
+
+
+def enlarge(pipe: int) -> None:
+    """Let more lie in a pipe: whoever writes into it and whoever reads it wait less for each other."""
+    with contextlib.suppress(OSError):  # a user's pipes have a limit, and it works without
+        fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIPE)
 
 
 def last_words(descriptor: int) -> str:

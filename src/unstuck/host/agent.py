@@ -27,6 +27,7 @@ from unstuck.core.agents import (
     Told,
     World,
 )
+from unstuck.core.console import SERIAL
 from unstuck.core.generation import Mark
 from unstuck.core.port import Port
 from unstuck.core.server.data import (
@@ -55,6 +56,7 @@ BACKOFF_MAX = 60.0
 INCOMPATIBLE = 15.0
 """Seconds until an agent whose protocol was refused asks again: somebody is upgrading."""
 CONSOLE_LIMIT = 256 * 1024
+CONSOLE = "console"
 GUEST = "guest"
 """The kind of a question that only the agent in a guest can answer."""
 
@@ -70,6 +72,16 @@ class Held(msgspec.Struct, frozen=True):
 
 class Guests(Protocol):
     """The agents in this host's guests (``host/guests.py``)."""
+
+    def hold(self, want: Want) -> None: ...
+
+    def forget(self, server_id: str) -> None: ...
+
+    def ask(self, ask: Ask) -> None: ...
+
+
+class Serials(Protocol):
+    """The serial ports of this host's guests (``host/serials.py``)."""
 
     def hold(self, want: Want) -> None: ...
 
@@ -121,10 +133,19 @@ class Agent:
         self._knows_world = False
         self._guests: Guests | None = None
         self._make_guests: Callable[[], Guests] | None = None
+        self._serials: Serials | None = None
 
     def serve(self, make: Callable[[], Guests]) -> None:
         """Pass on what concerns the databases in guests; ``make`` is called when there is the first one."""
         self._make_guests = make
+
+    def show(self, serials: Serials) -> None:
+        """Pass on what concerns the serial ports of guests."""
+        self._serials = serials
+
+    def want_of(self, server_id: str) -> Want | None:
+        """What is wanted of a server; None where it is not this host's."""
+        return self._want(server_id)
 
     @property
     def incarnation(self) -> int:
@@ -321,6 +342,8 @@ class Agent:
                 self._guests = self._make_guests()
             if self._guests is not None:
                 self._guests.hold(want)
+            if self._serials is not None:
+                self._serials.hold(want)
         ids = frozenset(world.ids)
         for server_id in [known for known in self._held if known not in ids]:
             self._forget(server_id)
@@ -331,12 +354,18 @@ class Agent:
         for ask in world.asks:
             if ask.id not in self._asked:
                 self._asked.add(ask.id)
-                if ask.kind != GUEST:
-                    self._port.spawn(f"ask {ask.id}", self._answer(ask))
-                elif self._guests is not None:
-                    self._guests.ask(ask)
+                self._hand_on(ask)
         self._asked.intersection_update(ask.id for ask in world.asks)
         return news
+
+    def _hand_on(self, ask: Ask) -> None:
+        if ask.kind == GUEST:
+            if self._guests is not None:
+                self._guests.ask(ask)
+        elif ask.kind == SERIAL and self._serials is not None:
+            self._serials.ask(ask)
+        else:
+            self._port.spawn(f"ask {ask.id}", self._answer(ask))
 
     def _forget(self, server_id: str) -> None:
         self._held.pop(server_id, None)
@@ -347,6 +376,8 @@ class Agent:
         self._port.wake(server_id)
         if self._guests is not None:
             self._guests.forget(server_id)
+        if self._serials is not None:
+            self._serials.forget(server_id)
 
     def _want(self, server_id: str) -> Want | None:
         """What is wanted now; the patience it came with has been running out since."""
@@ -571,10 +602,13 @@ class Agent:
         self._reported[want.server_id] = (want.fence, observation)
 
     async def _answer(self, ask: Ask) -> None:
+        """The console log; to what is not known here nothing, so that its asker need not wait."""
+        text = ""
         try:
-            text = await self._port.effect(
-                "driver.console", lambda: self._driver.console(ask.server_id, ask.lines)
-            )
+            if ask.kind == CONSOLE:
+                text = await self._port.effect(
+                    "driver.console", lambda: self._driver.console(ask.server_id, ask.lines)
+                )
         except DriverError as error:
             text = f"[the console log cannot be read: {error}]"
         answer = Answer(self._incarnation, text[-CONSOLE_LIMIT:])

@@ -40,6 +40,7 @@ from unstuck.host.control import Superseded
 from unstuck.runtime.framing import Kind
 from unstuck.runtime.link import Body, Broken, Dropped, Handler, Link
 from unstuck.runtime.room import Room
+from unstuck.runtime.wire import Wire, connect, serve
 
 FOLDER: Final = "channel"
 AGENT_SOCKET: Final = "agent.sock"
@@ -75,11 +76,9 @@ class Service(Protocol):
 class Session(Handler):
     """One connection, and who was welcomed over it."""
 
-    def __init__(
-        self, channel: GuestChannel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, channel: GuestChannel, wire: Wire) -> None:
         self._channel = channel
-        self.link = Link(reader, writer, channel.room, Kind.ASK, self)
+        self.link = Link(wire, channel.room, Kind.ASK, self)
         self.start = ""
         self.incarnation = 0
 
@@ -204,29 +203,33 @@ class GuestChannel:
     async def _listen(self) -> None:
         """Listen in the channel's folder, as long as it is the one that is there."""
         with _entered(make_folder(self._folder.parent)) as inside:
-            server = await asyncio.start_unix_server(self._accept, sock=listening(inside, AGENT_SOCKET))
+            server = listening(inside, AGENT_SOCKET)
             ours = (inside / AGENT_SOCKET).stat()
+        taking = asyncio.ensure_future(serve(server, self._accept))
         try:
-            while not self._ended and _same(self._folder / AGENT_SOCKET, ours):
+            while not self._ended and not taking.done() and _same(self._folder / AGENT_SOCKET, ours):
                 await self._port.pause(AGAIN_MAX, self._key)
+            if taking.done():
+                taking.result()
         finally:
+            taking.cancel()
             server.close()
             self._close_all()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, wire: Wire) -> None:
         """The newest may speak: a connection that nobody uses never locks out the next one."""
         waiting = [session for session in self._sessions if session is not self._current]
         for session in waiting[: max(len(waiting) - CONNECTIONS + 2, 0)]:
             session.link.abort()
-        session = Session(self, reader, writer)
+        session = Session(self, wire)
         self.spawn("connection", self._serve(session))
 
     # --- VMs
 
     async def _connect(self) -> None:
         with _entered(self._folder) as inside:
-            reader, writer = await asyncio.open_unix_connection(str(inside / VM_SOCKET))
-        session = Session(self, reader, writer)
+            wire = await connect(str(inside / VM_SOCKET))
+        session = Session(self, wire)
         session.link.pad()
         session.link.ask_for_hello()
         await self._serve(session)

@@ -27,6 +27,7 @@ from unstuck.core.server.data import BootImage, Want
 from unstuck.host.control import Behind, Incompatible, Refused, Superseded, Unreachable
 from unstuck.host.drivers.captures import DeliveryError
 from unstuck.host.images import FetchError
+from unstuck.host.serials import Typing, Viewer
 
 T = TypeVar("T")
 
@@ -176,6 +177,17 @@ class HttpControl:
         """The next control plane, unless another call has turned already."""
         if self._bases[0] == base:
             self._bases.append(self._bases.pop(0))
+
+    # --- consoles
+
+    async def carry(self, ask_id: str, seconds: float, viewer: Viewer, type_: Typing) -> None:
+        """One viewer's stream to whichever control plane waits for it. Raises :class:`Unreachable`."""
+        from unstuck.host import streams  # needed by consoles only
+
+        headers = {name: self._client.headers[name] for name in ("authorization", "unstuck-protocol")}
+        path = f"consoles/{ask_id}?incarnation={self._incarnation}"
+        stream = await streams.open_stream(lambda: tuple(self._bases), path, headers, seconds)
+        await streams.carry(stream, viewer, type_)
 
     # --- ImageSource
 

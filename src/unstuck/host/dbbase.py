@@ -18,23 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from unstuck.host.dbkinds import Kind
 from unstuck.host.debian import BuildError, candidate, depends, run
 
-INCLUDE: Final = {"postgresql": ("postgresql", "python3", "tar", "zstd")}
-USERS: Final = (
-    ("unstuck", 900, "/nonexistent", "/usr/sbin/nologin"),
-    ("postgres", 901, "/var/lib/postgresql", "/bin/sh"),
-)
-"""With numbers of our own: a volume outlives the image that wrote it."""
+_AGENT: Final = ("unstuck", 900, "/nonexistent", "/usr/sbin/nologin")
 _LEFT_OUT: Final = (
     "usr/share/doc/*", "usr/share/man/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/lintian/*",
 )  # fmt: skip
-# Compiling queries costs a small guest more memory than it has; without its library it is not tried. (The
-# packages' own scripts look for some of these, so they go only at the end.)
+# The packages' own scripts look for some of what a datastore leaves out, so it goes only at the end.
 _REMOVED: Final = (
-    "usr/lib/*/libLLVM*", "usr/lib/postgresql/*/lib/llvmjit*", "usr/lib/postgresql/*/lib/bitcode",
-    "usr/share/postgresql/*/man", "usr/share/bash-completion", "usr/lib/*/libz3*",
-    # Perl is for packages' scripts and wrappers only, the tables of glibc for what PostgreSQL has itself.
+    "usr/share/bash-completion",
+    # Perl is for packages' scripts and wrappers only, the tables of glibc for what servers have themselves.
     "usr/bin/perl*", "usr/lib/*/perl", "usr/lib/*/perl-base", "usr/lib/*/perl5", "usr/share/perl*",
     "usr/lib/*/libperl*", "usr/lib/*/gconv",
 )  # fmt: skip
@@ -42,16 +36,10 @@ _EMPTIED: Final = (
     "var/cache", "var/log", "var/lib/apt", "var/lib/dpkg/info", "run", "tmp", "etc/ssl/private", "boot",
     "home", "root", "media", "mnt", "srv",
 )  # fmt: skip
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Counts the ways in which a base was tidied: another one is made anew."""
-SETTINGS: Final = repr((_FORMAT, INCLUDE, USERS, _LEFT_OUT, _REMOVED, _EMPTIED))
 _KEPT: Final = 30 * 86400
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
-_HOOK = """set -e
-{users}
-mkdir -p "$1/etc/postgresql-common"
-echo 'create_main_cluster = false' > "$1/etc/postgresql-common/createcluster.conf"
-"""
 
 
 @dataclass(frozen=True)
@@ -65,16 +53,22 @@ class Base:
     python: str
 
 
-def ensure(folder: Path, datastore: str) -> Base:
+def settings(kind: Kind) -> str:
+    """All that decides what is in a base, beside the packages' versions."""
+    chosen = (kind.packages, kind.user, kind.before, kind.removed)
+    return repr((_FORMAT, _AGENT, chosen, _LEFT_OUT, _REMOVED, _EMPTIED))
+
+
+def ensure(folder: Path, kind: Kind) -> Base:
     """The base for the packages as apt knows them now; made where it is not there. Root only."""
     release = _release()
-    wanted = _wanted(datastore)
-    if not wanted and (kept := sorted(folder.glob(f"base-{datastore}-*/base.json"))):
+    wanted = _wanted(kind)
+    if not wanted and (kept := sorted(folder.glob(f"base-{kind.name}-*/base.json"))):
         return _read(kept[-1].parent, release)  # apt has no lists just now
-    key = hashlib.sha256(f"{release} {sorted(wanted.items())} {SETTINGS}".encode()).hexdigest()[:16]
-    target = folder / f"base-{datastore}-{key}"
+    key = hashlib.sha256(f"{release} {sorted(wanted.items())} {settings(kind)}".encode()).hexdigest()[:16]
+    target = folder / f"base-{kind.name}-{key}"
     if not (target / "base.json").exists():
-        _make(target, release, INCLUDE[datastore])
+        _make(target, release, kind)
     return _read(used(target), release)
 
 
@@ -101,39 +95,39 @@ def _release() -> str:
     return name
 
 
-def _wanted(datastore: str) -> dict[str, str]:
+def _wanted(kind: Kind) -> dict[str, str]:
     """The versions of what is included, behind meta packages too, as apt would install them."""
-    names = set(INCLUDE[datastore])
-    names |= {name for name in depends(datastore) if name.startswith(f"{datastore}-")}
+    names = set(kind.packages)
+    names |= {name for name in depends(kind.packages[0]) if name.startswith(kind.meta)}
     return {name: version for name in names if (version := candidate(name))}
 
 
-def _make(target: Path, release: str, packages: tuple[str, ...]) -> None:
+def _make(target: Path, release: str, kind: Kind) -> None:
     if os.geteuid() != 0:
         raise BuildError("the system tree of a datastore's image can only be made as root")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
         made = Path(work) / "base"
         made.mkdir()
         hook = Path(work) / "hook"
-        hook.write_text(_HOOK.format(users=_users()))
+        hook.write_text(f"set -e\n{_users(kind)}\n{kind.before}")
         source = Path(work) / "apt.list"
         source.write_text(_mirrors(release))
         words = ["mmdebstrap", "--quiet", "--mode=root", "--variant=essential"]
         words += [f"--dpkgopt=path-exclude=/{path}" for path in _LEFT_OUT]
-        words += ['--aptopt=APT::Install-Recommends "false"', f"--include={','.join(packages)}"]
+        words += ['--aptopt=APT::Install-Recommends "false"', f"--include={','.join(kind.packages)}"]
         words += [f'--essential-hook=sh "{hook}" "$1"', release, str(made / "tree"), str(source)]
         run(words, seconds=900)
         tree = made / "tree"
-        told = {"packages": _installed(tree), "version": _server_version(tree), "python": _python(tree)}
-        _tidy(tree)
+        told = {"packages": _installed(tree), "version": _server_version(tree, kind), "python": _python(tree)}
+        _tidy(tree, kind)
         (made / "base.json").write_text(json.dumps(told, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         made.rename(target)
 
 
-def _users() -> str:
+def _users(kind: Kind) -> str:
     lines = []
-    for name, number, home, shell in USERS:
+    for name, number, home, shell in (_AGENT, (*kind.user, "/bin/sh")):
         lines.append(f"echo '{name}:x:{number}:{number}::{home}:{shell}' >> \"$1/etc/passwd\"")
         lines.append(f"echo '{name}:x:{number}:' >> \"$1/etc/group\"")
     return "\n".join(lines)
@@ -159,12 +153,12 @@ def _installed(tree: Path) -> dict[str, str]:
     return dict(sorted(line.split(" ", 1) for line in listing.splitlines() if " " in line))
 
 
-def _server_version(tree: Path) -> str:
-    programs = sorted((tree / "usr/lib/postgresql").glob("*/bin/postgres"))
+def _server_version(tree: Path, kind: Kind) -> str:
+    programs = sorted(tree.glob(kind.program))
     if not programs:
-        raise BuildError("there is no PostgreSQL server in the tree")
+        raise BuildError(f"there is no {kind.name} server in the tree")
     told = run(["chroot", str(tree), f"/{programs[-1].relative_to(tree)}", "--version"])
-    return told.split()[2]
+    return told.split()[kind.word].split("-")[0]
 
 
 def _python(tree: Path) -> str:
@@ -172,9 +166,9 @@ def _python(tree: Path) -> str:
     return run(["chroot", str(tree), "/usr/bin/python3", "-c", code]).strip()
 
 
-def _tidy(tree: Path) -> None:
+def _tidy(tree: Path, kind: Kind) -> None:
     """Out with what differs from build to build or nobody needs; in with what a container's start needs."""
-    for path in [path for pattern in _REMOVED for path in tree.glob(pattern)]:
+    for path in [path for pattern in (*_REMOVED, *kind.removed) for path in tree.glob(pattern)]:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     for name in _EMPTIED:
         path = tree / name

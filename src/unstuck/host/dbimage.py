@@ -1,4 +1,4 @@
-"""Builds the guest image of a datastore: ``python -m unstuck.host.dbimage OUTDIR``.
+"""Builds the guest image of a datastore: ``python -m unstuck.host.dbimage [--datastore NAME] OUTDIR``.
 
 A read-only system tree, packed as squashfs, for containers and virtual machines alike: Debian's packages of
 this machine's own release, the few Python packages that the guest agent needs, and the agent. What comes from
@@ -20,64 +20,63 @@ from pathlib import Path
 from typing import Any, Final
 
 from unstuck.host import built, dbbase, dbkernel
+from unstuck.host.dbkinds import KINDS, POSTGRESQL, WHEELS, Kind
 from unstuck.host.debian import BuildError, run
 
 FORMAT: Final = 1
-DATASTORE: Final = "postgresql"
 FILE: Final = "root.squashfs"
 EPOCH: Final = "1700000000"
 """The time of every file in it, so that the day of the build does not show."""
-WHEELS: Final = (
-    "msgspec",
-    "psycopg",
-    "psycopg-binary",
-    "pyrage",
-    "structlog",
-    "typing-extensions",
-    "zstandard",
-)
 PACKAGES: Final = ("blobs", "core", "guest", "runtime")
 HOME: Final = Path("usr/lib/unstuck")
 _CODE = HOME / "python"
-_INIT = f"""#!/bin/sh
+_INIT = """#!/bin/sh
 # Process 1 of a database's guest. The agent's way to its host: a folder in containers, a port in machines.
-export PYTHONPATH=/{_CODE} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=/{code} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 channel=/run/unstuck-host/agent.sock
 [ -e /dev/virtio-ports/unstuck.channel.0 ] && channel=/dev/virtio-ports/unstuck.channel.0
-exec /usr/bin/python3 -m unstuck.guest.init --volume /var/lib/unstuck --agent-user unstuck --user postgres \\
-    -- /usr/bin/python3 -m unstuck.guest --mounted --channel "$channel"
+exec /usr/bin/python3 -m unstuck.guest.init --volume /var/lib/unstuck --agent-user unstuck --user {user} \\
+    --stop {stop} -- /usr/bin/python3 -m unstuck.guest --datastore {name} --user {user} --mounted \\
+    --channel "$channel"
 """
+
+
+def _init(kind: Kind) -> str:
+    return _INIT.format(code=_CODE, user=kind.user[0], stop=kind.stop, name=kind.name)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m unstuck.host.dbimage", description=__doc__)
+    parser.add_argument("--datastore", choices=KINDS, default=POSTGRESQL.name)
     parser.add_argument("outdir", type=Path)
     arguments = parser.parse_args(argv)
+    name = arguments.datastore
     try:
-        made = build(arguments.outdir)
+        made = build(arguments.outdir, name)
     except BuildError as error:
-        print(f"{DATASTORE} image: {error}", file=sys.stderr)
+        print(f"{name} image: {error}", file=sys.stderr)
         return 1
-    print(f"{DATASTORE} image: {'built' if made else 'up to date'} in {arguments.outdir}")
+    print(f"{name} image: {'built' if made else 'up to date'} in {arguments.outdir}")
     return 0
 
 
-def default_folder() -> Path:
+def default_folder(datastore: str = POSTGRESQL.name) -> Path:
     """Where it is built and looked for unless it is said otherwise."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "unstuck" / "images" / DATASTORE
+    return cache / "unstuck" / "images" / datastore
 
 
-def build(outdir: Path) -> bool:
+def build(outdir: Path, datastore: str = POSTGRESQL.name) -> bool:
     """Makes ``outdir`` hold the current image; False if it already did. Two builders at once take turns."""
+    kind = KINDS[datastore]
     with built.building(outdir) as outdir:
         os.umask(0o022)  # a guest's users have to read what is made here
         sources = _sources()
-        wheels = _wheels()
-        base = dbbase.ensure(outdir.parent, DATASTORE)
+        wheels = _wheels(kind)
+        base = dbbase.ensure(outdir.parent, kind)
         kernel = dbkernel.packages(outdir.parent)
         wanted = {
-            "sources": _digest(sources), "wheels": wheels, "packages": base.packages, "kernel": kernel,
+            "sources": _digest(kind, sources), "wheels": wheels, "packages": base.packages, "kernel": kernel,
         }  # fmt: skip
         found = read_manifest(outdir)
         if found is not None and all(found.get(name) == value for name, value in wanted.items()):
@@ -87,9 +86,9 @@ def build(outdir: Path) -> bool:
             finished.mkdir()
             site = dbbase.python_packages(outdir.parent, wheels, base.python)
             dbkernel.write(outdir.parent, kernel, finished)
-            _pack(base.tree, site, sources, Path(work) / "tree", finished / FILE)
+            _pack(kind, base.tree, site, sources, Path(work) / "tree", finished / FILE)
             manifest = {
-                "format": FORMAT, "name": DATASTORE, "datastore": DATASTORE, "version": base.version,
+                "format": FORMAT, "name": kind.name, "datastore": kind.name, "version": base.version,
                 "release": base.release, "architecture": "x86_64", **wanted,
                 "files": {
                     "root": built.file_entry(finished / FILE, "raw"),
@@ -116,20 +115,20 @@ def _sources() -> dict[str, bytes]:
     return {str(path.relative_to(top.parent)): path.read_bytes() for path in files}
 
 
-def _wheels() -> dict[str, str]:
+def _wheels(kind: Kind) -> dict[str, str]:
     """The versions that this very program runs with."""
-    found = {}
-    for name in WHEELS:
+    found, wanted = {}, (*WHEELS, *kind.wheels)
+    for name in wanted:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    missing = set(WHEELS) - found.keys() - {"typing-extensions"}
+    missing = set(wanted) - found.keys() - {"typing-extensions"}
     if missing:
         raise BuildError(f"{', '.join(sorted(missing))} not installed here: run scripts/setup")
     return found
 
 
-def _digest(sources: dict[str, bytes]) -> str:
-    settings = repr((FORMAT, DATASTORE, EPOCH, _INIT, dbbase.SETTINGS, dbkernel.MODULES))
+def _digest(kind: Kind, sources: dict[str, bytes]) -> str:
+    settings = repr((FORMAT, kind.name, EPOCH, _init(kind), dbbase.settings(kind), dbkernel.MODULES))
     # How it is made is part of what it is.
     digest = hashlib.sha512(settings.encode() + dbkernel.script() + Path(__file__).read_bytes())
     for name in sorted(sources):
@@ -137,7 +136,7 @@ def _digest(sources: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target: Path) -> None:
+def _pack(kind: Kind, base: Path, site: Path, sources: dict[str, bytes], tree: Path, target: Path) -> None:
     """The base by hard links (nothing of it is changed), what is ours beside it, all of it in one file."""
     run(["cp", "-al", str(base), str(tree)])
     (tree / HOME).mkdir()
@@ -147,7 +146,7 @@ def _pack(base: Path, site: Path, sources: dict[str, bytes], tree: Path, target:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     init = tree / HOME / "init"
-    init.write_text(_INIT)
+    init.write_text(_init(kind))
     init.chmod(0o755)
     (tree / "var/lib/unstuck").mkdir(parents=True, exist_ok=True)
     # The tree is read-only and all times are the same: compiled files that check neither are used.

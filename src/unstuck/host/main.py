@@ -29,6 +29,7 @@ from unstuck.host.eviction import room_for_guests
 from unstuck.host.identity import MachineLock, refuse_a_copy
 from unstuck.host.images import ImageCache
 from unstuck.host.networks.bridge import unfit
+from unstuck.host.serials import Serials
 from unstuck.host.space import RESERVE
 from unstuck.runtime import logs
 from unstuck.runtime.barriers import Barriers
@@ -216,6 +217,7 @@ async def work(state: State, identity: Identity, url: str, driver_name: str) -> 
     agent = Agent(port, control, driver, known, secrets.token_hex(16), marks, time.time)
     driver.keep(agent.images_wanted)
     agent.serve(lambda: _serve_guests(port, control, agent, state.host))
+    agent.show(Serials(port, control, agent, state.host))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("host agent starts", host=identity.host_id, url=url, driver=driver_name, accelerator=accelerator)

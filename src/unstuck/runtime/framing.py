@@ -86,11 +86,51 @@ class Decoder:
         """Bytes that wait for the rest of their frame."""
         return len(self._held)
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """All frames that are complete now."""
-        held = self._held
-        held += data
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """All frames that are complete now. Their payloads hold for as long as ``data`` does."""
         frames: list[Frame] = []
+        view = memoryview(data)
+        while view:
+            if not self._held:
+                view = view[self._straight(view, frames) :]
+            need = self._missing(view)
+            if need is None or need > len(view):
+                # Noise, or less than a frame: it has to be kept, and perhaps searched.
+                self._held += view
+                self._search(frames)
+                break
+            if need:
+                self._held += view[:need]
+                view = view[need:]
+                self._search(frames)
+        return frames
+
+    def _straight(self, view: memoryview, frames: list[Frame]) -> int:
+        """Take whole, sound frames from the beginning without keeping anything; how far they go."""
+        at = 0
+        while len(view) - at >= HEADER:
+            length = _length(view[at : at + HEADER])
+            if length is None or len(view) - at < HEADER + length:
+                break
+            frame = _frame(view[at : at + HEADER + length])
+            if frame is None:
+                break
+            frames.append(frame)
+            at += HEADER + length
+        return at
+
+    def _missing(self, view: memoryview) -> int | None:
+        """How many bytes of ``view`` make what is held one frame; None: that cannot be said."""
+        if not self._held:
+            return None if view else 0
+        if len(self._held) < HEADER:
+            return None
+        length = _length(self._held[:HEADER])
+        return None if length is None else HEADER + length - len(self._held)
+
+    def _search(self, frames: list[Frame]) -> None:
+        """Take the frames out of what is held, and skip what is none."""
+        held = self._held
         at = 0
         while True:
             start = held.find(MARK, at)
@@ -103,14 +143,14 @@ class Decoder:
             at = start
             if len(held) - at < HEADER:
                 break
-            length = self._length(at)
+            length = _length(held[at : at + HEADER])
             if length is None:
                 at += 1
                 self.skipped += 1
                 continue
             if len(held) - at < HEADER + length:
                 break
-            frame = self._frame(at, length)
+            frame = _frame(bytes(held[at : at + HEADER + length]))
             if frame is None:
                 # Not past its end: a whole frame may have come where this one was cut.
                 self.searches += 1
@@ -121,19 +161,20 @@ class Decoder:
             frames.append(frame)
             at += HEADER + length
         del held[:at]
-        return frames
 
-    def _length(self, at: int) -> int | None:
-        """The length of the payload, if there is a sound header."""
-        header = bytes(self._held[at : at + HEADER])
-        _, version, kind, _, _, _, _, _, length, _, crc = _HEADER.unpack(header)
-        if crc != zlib.crc32(header[:-4]) or version != VERSION or length > PAYLOAD_MAX:
-            return None
-        return int(length) if kind in _KINDS else None
 
-    def _frame(self, at: int, length: int) -> Frame | None:
-        _, _, kind, nonce, request, offset, message, blob, _, crc, _ = _HEADER.unpack_from(self._held, at)
-        payload = bytes(self._held[at + HEADER : at + HEADER + length])
-        if zlib.crc32(payload) != crc:
-            return None
-        return Frame(Kind(kind), nonce, request, payload, offset, message, blob)
+def _length(header: bytes | bytearray | memoryview) -> int | None:
+    """The length of the payload, if this is a sound header."""
+    mark, version, kind, _, _, _, _, _, length, _, crc = _HEADER.unpack(header)
+    if mark != MARK or version != VERSION or length > PAYLOAD_MAX or crc != zlib.crc32(header[:-4]):
+        return None
+    return int(length) if kind in _KINDS else None
+
+
+def _frame(data: bytes | memoryview) -> Frame | None:
+    """The frame, if its payload is what its header says."""
+    _, _, kind, nonce, request, offset, message, blob, _, crc, _ = _HEADER.unpack_from(data)
+    payload = data[HEADER:]
+    if zlib.crc32(payload) != crc:
+        return None
+    return Frame(Kind(kind), nonce, request, payload, offset, message, blob)

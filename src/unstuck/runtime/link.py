@@ -14,14 +14,13 @@ from typing import Final, NamedTuple
 
 from unstuck.runtime.framing import NOBODY, PADDING, PAYLOAD_MAX, Decoder, Frame, Kind, encode
 from unstuck.runtime.room import Room
+from unstuck.runtime.wire import Wire
 
 MESSAGE_MAX: Final = 16 << 20
 """Bytes of JSON: what a backup of a hundred thousand pieces consists of."""
 BLOB_MAX: Final = 20 << 20
 BODIES_MAX: Final = 16
 """Bodies of the other side that are on their way here, or being answered."""
-READ: Final = 256 << 10
-HIGH: Final = 256 << 10
 FLOOD: Final = 4 << 20
 """Bytes that wait for a peer which asks and does not read; nobody honest gets there."""
 CLOSING: Final = 1.0
@@ -83,17 +82,8 @@ class _Coming:
 class Link:
     """One connection. ``receives`` is what the other side sends: asks or answers."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        room: Room,
-        receives: Kind,
-        handler: Handler,
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        writer.transport.set_write_buffer_limits(HIGH)
+    def __init__(self, wire: Wire, room: Room, receives: Kind, handler: Handler) -> None:
+        self._wire = wire
         self._room = room
         self._receives = receives
         self._handler = handler
@@ -110,25 +100,25 @@ class Link:
         """Take what comes, until the other side closes. Raises OSError and :class:`Broken`."""
         decoder = Decoder()
         try:
-            while data := await self._reader.read(READ):
+            while data := await self._wire.read():
                 for frame in decoder.feed(data):
                     self._take(frame)
-                if self._writer.transport.get_write_buffer_size() > FLOOD:
+                if self._wire.waiting > FLOOD:
                     raise Broken("it asks and does not read the answers")
         finally:
             self.end_session()
 
     def abort(self) -> None:
         """Cut it off."""
-        self._writer.transport.abort()
+        self._wire.abort()
 
     async def close(self) -> None:
         """Close it; what was said is sent first, for a moment."""
-        self._writer.close()
+        self._wire.close()
         try:
             async with asyncio.timeout(CLOSING):
-                await self._writer.wait_closed()
-        except (TimeoutError, OSError):
+                await self._wire.wait_closed()
+        except TimeoutError:
             self.abort()
 
     def begin_session(self, nonce: bytes) -> None:
@@ -149,7 +139,7 @@ class Link:
 
     def pad(self) -> None:
         """Fill up the half frame that a predecessor may have left."""
-        self._writer.write(PADDING)
+        self._wire.write(PADDING)
 
     def hello(self, nonce: bytes, message: bytes) -> None:
         """Begin a session, as the side that asks."""
@@ -166,7 +156,7 @@ class Link:
         nonce, size = self.nonce, len(message) + len(blob)
         if size <= PAYLOAD_MAX:
             self._write(Frame(kind, nonce, request, message + blob, 0, len(message), len(blob)))
-            await self._writer.drain()
+            await self._wire.drain()
             return
         credit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._credit[request] = credit
@@ -179,7 +169,7 @@ class Link:
                     raise Dropped("it was dropped on the way")
                 payload = _cut(message, blob, offset)
                 self._write(Frame(kind, nonce, request, payload, offset, len(message), len(blob)))
-                await self._writer.drain()
+                await self._wire.drain()
             whole = True
         finally:
             if self._credit.get(request) is credit:
@@ -189,14 +179,11 @@ class Link:
 
     def drop(self, request: int) -> None:
         """Tell the other side that no more of it comes, or that it is not wanted."""
-        if not self._writer.is_closing():
+        if not self._wire.closing:
             self._write(Frame(Kind.DROP, self.nonce, request))
 
     def _write(self, frame: Frame) -> None:
-        header, payload = encode(frame)
-        self._writer.write(header)
-        if payload:
-            self._writer.write(payload)
+        self._wire.write(*encode(frame))
 
     # --- receiving
 
@@ -233,7 +220,7 @@ class Link:
             waiting.set_exception(Dropped("the other side does not want it"))
 
     def _part(self, frame: Frame) -> None:
-        size, payload = frame.message + frame.blob, frame.payload
+        size, payload = frame.message + frame.blob, bytes(frame.payload)  # it lies in the wire's memory
         coming = self._coming.get(frame.request)
         if coming is None:
             if frame.offset:

@@ -22,6 +22,7 @@ from unstuck.sim.invariants import Truth
 from unstuck.sim.schedule_scenarios import overdue_ticks
 from unstuck.store.backup_chain import chain_of
 from unstuck.store.backup_rows import BackupRow, load_backup
+from unstuck.store.backups_made import USER
 from unstuck.store.clock import clock_row
 from unstuck.store.cloud_keys import project_key
 from unstuck.store.engine import Tx
@@ -220,6 +221,8 @@ class DatabaseTruth:
                     self._check_complete(tx, row.id)
             elif before is not None and row.ended != before and not self.set_back:
                 self.fail(f"final is final: backup {row.id} was {before} and is {row.ended}")
+            if row.deleted and f"backup {row.id}" not in self._deleted:
+                self._check_trimmed(tx, row.id)
             self._check_deleted(f"backup {row.id}", gone=row.deleted)
         self._anew = False
         for row in _ABSENT.all(tx):
@@ -231,6 +234,25 @@ class DatabaseTruth:
                 self.fail(f"the store forgot that {row.id} has data")
             if row.id not in self.undeleted:
                 self._check_deleted(f"instance {row.id}", gone=row.deleted)
+
+    def _check_trimmed(self, tx: Tx, backup_id: str) -> None:
+        """What goes by itself leaves the last one, breaks no chain, and is never what somebody asked for."""
+        if self.set_back or backup_id in self.unwanted:
+            return
+        row = load_backup(tx, backup_id)
+        assert row is not None
+        others = [
+            other
+            for other in _BACKUP_MARKS.all(tx)
+            if not other.deleted and other.instance_id == row.instance_id
+        ]
+        if row.made_by == USER:
+            self.fail(f"retention took {backup_id}, which somebody asked for")
+        if any(other.parent_id == backup_id for other in others):
+            self.fail(f"a chain is broken: {backup_id} went by itself, and a child of it is there")
+        sound = [o for o in others if o.ended == Ending.COMPLETED.value and o.made_by != USER]
+        if row.backup.ended is not None and row.backup.ended.ending is Ending.COMPLETED and not sound:
+            self.fail(f"below the minimum: {backup_id} went by itself, and was the last one")
 
     def _check_deleted(self, name: str, *, gone: bool) -> None:
         if gone:

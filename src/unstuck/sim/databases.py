@@ -147,7 +147,8 @@ class Databases:
             schedules = ScheduleController(
                 process.port, store, self.keyring, self.stores.places, notify, tick=TICK
             )
-            process.spawn("schedules", schedules.run_forever())
+            process.spawn("schedules", schedules.schedules.run_forever())
+            process.spawn("retention", schedules.retention.run_forever())
 
     def serve(self, process: Process, agent: Agent, host: SimHost) -> None:
         """The service for the guests' agents, in the process of the host's agent."""

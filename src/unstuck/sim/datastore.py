@@ -111,7 +111,7 @@ class SimCopy:
             return
         raise DatastoreError(self._why)
 
-    async def read(self, size: int) -> bytes:
+    async def read(self, size: int, _into: bytearray) -> bytes:
         if self._over.given:
             raise DatastoreError(self._why)
         if self._number == 0:
@@ -173,7 +173,7 @@ class SimReceiver:
             self._one_unpacked()
         self._number, self._plain = number, b""
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         if self._inside.volume.full:
             raise DatastoreError("no space left on the volume")
         await sleep(0.1)

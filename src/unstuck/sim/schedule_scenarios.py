@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from unstuck.core.backup.data import Phase
+from unstuck.core.backup.retention import Policy
 from unstuck.core.backup.schedule import Happened
-from unstuck.store import schedules
+from unstuck.store import retention, schedules
 from unstuck.store.engine import Tx
+from unstuck.store.retention import Kept
 from unstuck.store.schedules import Changes, NewSchedule, ScheduleRow
 from unstuck.store.schema.database import backups
 from unstuck.store.schema.schedules import backup_schedules
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 Script = Callable[["DatabaseUser"], Awaitable[None]]
 
 MINUTE: Final = 60.0
+DAYS: Final = 150.0 / 86400.0
+"""A window of two and a half minutes."""
+PATIENT: Final = 900.0
+"""Seconds within which retention removes something, also after its clock has jumped."""
 SOON: Final = 400.0
 """Seconds within which a schedule of every minute has made another backup, whatever happened."""
 LATE: Final = 90.0
@@ -63,6 +69,20 @@ class Scheduled:
         before = self.row().made_count
         await self.until(f"{more} more backups", lambda row: row.made_count >= before + more)
 
+    async def keep(self, **rules: Any) -> None:
+        policy = Policy(**rules)
+        await self._user.request("set-policy", retention.set_policy, "db", "p", policy)
+
+    def kept(self) -> Kept:
+        return self._user.transact(lambda tx: retention.preview(tx, "db", None))
+
+    async def until_some_go(self) -> None:
+        before, began = len(self.kept().row.removed), self._user.now()
+        while len(self.kept().row.removed) == before:
+            if self._user.now() > began + PATIENT:
+                self._user.fail("nothing goes, and there is more than the policy wants")
+            await self._user.wait(5.0)
+
     def jump(self, seconds: float) -> None:
         self.jumps += 1
         self._user.jump(seconds)
@@ -82,6 +102,7 @@ class Scheduled:
             user.fail(f"a schedule of every minute made {len(made)} backups, {most:.0f} at most were due")
         for backup_id in made:
             await user.ended(backup_id)
+            user.asked.pop(f"backup {backup_id}")  # it may go by itself
 
 
 def _made_by(tx: Tx, name: str) -> list[str]:
@@ -165,6 +186,33 @@ async def clock_goes_back_over_ticks(user: DatabaseUser) -> None:
     await _clock_jumps(-130.0, -70.0)(user)
 
 
+async def retention_keeps_the_last_ones(user: DatabaseUser) -> None:
+    scheduled = Scheduled(user)
+    await scheduled.begin()
+    await scheduled.keep(count=2)
+    await scheduled.makes(4)
+    await scheduled.until_some_go()
+    await scheduled.end()
+
+
+async def retention_while_the_clock_is_in_doubt(user: DatabaseUser) -> None:
+    """After a jump by days everything is older than the window, and nothing goes for that."""
+    scheduled = Scheduled(user)
+    await scheduled.begin()
+    await scheduled.keep(days=DAYS)
+    await scheduled.makes(3)
+    scheduled.jump(40 * 86400.0)
+    await user.wait(70.0)
+    before = len(scheduled.kept().row.removed)
+    await scheduled.makes()
+    await user.wait(130.0)
+    if len(scheduled.kept().row.removed) > before or scheduled.kept().row.trouble is None:
+        user.fail("the clock has jumped, and retention goes by it")
+    scheduled.jump(-40 * 86400.0)
+    await scheduled.until_some_go()
+    await scheduled.end()
+
+
 SCHEDULE_SCENARIOS: dict[str, Script] = {
     script.__name__: script
     for script in (
@@ -174,5 +222,7 @@ SCHEDULE_SCENARIOS: dict[str, Script] = {
         clock_goes_back_over_ticks,
         ticks_that_find_a_backup_under_way,
         delete_an_instance_with_a_schedule,
+        retention_keeps_the_last_ones,
+        retention_while_the_clock_is_in_doubt,
     )
 }

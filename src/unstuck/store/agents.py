@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.agents import PROTOCOL, Ask, Claim, Heartbeat, Register, Registered, Report, Terms, World
+from unstuck.core.console import SERIAL
 from unstuck.core.generation import Mark, Relation, relation
 from unstuck.core.server.control import IMAGE_FAILED, STALL, Outcome
 from unstuck.core.server.data import (
@@ -362,7 +363,7 @@ def world(tx: Tx, host_id: str, incarnation: int, since: int, history: str = "")
 
 
 def _ask(row: Any, now: float) -> Ask:
-    if row.kind == GUEST:
+    if row.kind in (GUEST, SERIAL):
         left = max(row.deadline - now, 0.0)
         return Ask(row.id, row.server_id, row.kind, None, argument=row.argument, seconds=left)
     return Ask(row.id, row.server_id, row.kind, msgspec.json.decode(row.argument, type=int | None))

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.compute import asks, placements
+from unstuck.store.schema.compute import asks, console_tokens, placements
 
 GUEST = "guest"
 """The kind of what the host passes on to the agent in the server's guest; its argument is for that."""
 
 _SWEEP = Prepared(sa.delete(asks).where(asks.c.deadline < sa.bindparam("now")))
+_SWEEP_TOKENS = Prepared(sa.delete(console_tokens).where(console_tokens.c.deadline < sa.bindparam("now")))
 
 
 def ask_host(
@@ -35,6 +36,14 @@ def _put(tx: Tx, ask_id: str, server_id: str, kind: str, argument: str, seconds:
     ).scalar_one_or_none()
     if host_id is None:
         return None
+    put_ask(tx, ask_id, str(host_id), server_id, kind, argument, seconds)
+    return str(host_id)
+
+
+def put_ask(
+    tx: Tx, ask_id: str, host_id: str, server_id: str, kind: str, argument: str, seconds: float
+) -> None:
+    """Put a question to a host that is known."""
     tx.execute(
         sa.insert(asks).values(
             id=ask_id,
@@ -46,7 +55,6 @@ def _put(tx: Tx, ask_id: str, server_id: str, kind: str, argument: str, seconds:
             deadline=tx.now.lease + seconds,
         )
     )
-    return str(host_id)
 
 
 def read_answer(tx: Tx, ask_id: str) -> str | None:
@@ -59,5 +67,8 @@ def drop_ask(tx: Tx, ask_id: str) -> None:
 
 
 def sweep_asks(tx: Tx) -> int:
-    """Drop questions whose asker has died: their deadline is over. Returns how many."""
+    """Drop questions whose asker has died, and tokens that nobody used: their deadline is over.
+
+    Returns how many questions."""
+    _SWEEP_TOKENS.run(tx, now=tx.now.lease)
     return _SWEEP.run(tx, now=tx.now.lease)

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
-from unstuck.store import quotas
+from unstuck.store import quotas, retention
 from unstuck.store.backup_rows import load_live
-from unstuck.store.backups import USER, NewBackup, create_backup
+from unstuck.store.backups import NewBackup, create_backup
+from unstuck.store.backups_made import USER
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.database import backups, instances
@@ -84,4 +85,5 @@ def make_automatic_backup(tx: Tx, new: NewBackup, *, keyring: Keyring, places: P
     except Conflict as error:
         live = load_live(tx, new.instance_id)
         return NotMade(Why.UNDER_WAY, error.message, None if live is None else live.id)
+    retention.look_soon(tx, new.instance_id, row.project_id)
     return Made(row.id, new=True, host_id=row.host_id)

@@ -18,7 +18,7 @@ from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.core.instance.want import BackupWant
-from unstuck.store import database_quotas, quotas
+from unstuck.store import database_quotas, quotas, retention
 from unstuck.store.backup_chain import checked_content, parent_named, parent_of
 from unstuck.store.backup_rows import (
     BackupRow,
@@ -28,6 +28,7 @@ from unstuck.store.backup_rows import (
     lock_instance_host,
     write_backup,
 )
+from unstuck.store.backups_made import USER
 from unstuck.store.clock import clock_row
 from unstuck.store.cloud_keys import ensure_project_key
 from unstuck.store.engine import Tx
@@ -36,8 +37,6 @@ from unstuck.store.tx import in_turn
 
 BASE: Final = "base:"
 """``made_by`` of what makes itself, so that moments can be restored, begins like this."""
-USER: Final = "user"
-"""``made_by`` of a backup that somebody asked for."""
 
 
 class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,16 +184,9 @@ def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
     """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
     name = "backups" if made_by == USER else "automatic_backups"
     most = database_quotas.limits(tx, project_id)[name]
-    if most < 0:
-        return
-    alike = backups.c.made_by == USER if made_by == USER else backups.c.made_by != USER
-    mine = sa.select(sa.literal(1)).where(
-        backups.c.project_id == project_id, sa.not_(backups.c.deleted), alike
-    )
-    used = tx.execute(sa.select(sa.func.count()).select_from(mine.limit(most + 1).subquery())).scalar_one()
-    if used >= most:
+    if most >= 0 and database_quotas.has_backups(tx, project_id, most, asked=made_by == USER):
         what = name.replace("_", " ")
-        raise TooLarge(f"Quota exceeded for {what}: the project has {used} of {most}; delete some first.")
+        raise TooLarge(f"Quota exceeded for {what}: the project has {most} of {most}; delete some first.")
 
 
 def location_of(tx: Tx, project_id: str, instance_id: str, wanted: str | None, places: Places) -> str:
@@ -278,6 +270,14 @@ def delete_backup(tx: Tx, backup_id: str, project_id: str | None, *, cascade: bo
         raise _not_found(backup_id)
     held = msgspec.structs.replace(held, host_id=host_id)
     return write_backup(tx, held, change.delete(held.backup, tx.now.lease), keep_lease=True, ends=True)
+
+
+def pin_backup(tx: Tx, backup_id: str, project_id: str | None, *, pinned: bool) -> BackupRow:
+    """Whether retention leaves it alone; its user may delete it all the same."""
+    held = _hold(tx, backup_id, project_id)
+    tx.execute(sa.update(backups).where(backups.c.id == backup_id).values(pinned=pinned))
+    retention.wake(tx, held.instance_id)
+    return msgspec.structs.replace(held, pinned=pinned)
 
 
 def below(tx: Tx, backup_id: str) -> list[str]:

@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Invalid, TooLarge
+from unstuck.store.backups_made import USER
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.quotas import UNLIMITED, lock_project
@@ -43,8 +44,24 @@ _USED = Prepared(
 )
 _BACKUPS = Prepared(
     sa.select(
-        sa.func.count().label("every"), sa.func.count().filter(backups.c.made_by == "user").label("asked")
+        sa.func.count().label("every"), sa.func.count().filter(backups.c.made_by == USER).label("asked")
     ).where(backups.c.project_id == sa.bindparam("project"), sa.not_(backups.c.deleted))
+)
+
+
+def _up_to(kind: sa.ColumnElement[bool]) -> Prepared:
+    """Counts a project's backups of a kind, up to ``most``: further entries of the index are not read."""
+    mine = sa.select(sa.literal(1)).where(
+        backups.c.project_id == sa.bindparam("project"), sa.not_(backups.c.deleted), kind
+    )
+    return Prepared(sa.select(sa.func.count()).select_from(mine.limit(sa.bindparam("most")).subquery()))
+
+
+_OF_USERS = _up_to(backups.c.made_by == sa.bindparam("user"))
+# Not "another than": that would be looked for among all of the project's.
+_OF_OTHERS = (
+    _up_to(backups.c.made_by < sa.bindparam("user")),
+    _up_to(backups.c.made_by > sa.bindparam("user")),
 )
 _LIMITS = Prepared(
     sa.select(quotas.c.resource, quotas.c.hard_limit).where(
@@ -68,6 +85,19 @@ def usage(tx: Tx, project_id: str) -> Usage:
     return Usage(used.instances, int(used.volumes), count.asked, count.every - count.asked, int(used.ram))
 
 
+def has_backups(tx: Tx, project_id: str, most: int, *, asked: bool) -> bool:
+    """Whether a project has so many backups that somebody asked for, or that were made by themselves.
+
+    It takes as long as counting to ``most``, however many there are or were.
+    """
+    found = 0
+    for query in (_OF_USERS,) if asked else _OF_OTHERS:
+        row = query.first(tx, project=project_id, user=USER, most=most - found)
+        assert row is not None
+        found += row[0]
+    return found >= most
+
+
 def with_usage(tx: Tx, project_id: str) -> tuple[dict[str, int], Usage]:
     """A project's limits, and what it has."""
     return limits(tx, project_id), usage(tx, project_id)
@@ -87,11 +117,13 @@ def set_limits(tx: Tx, project_id: str, wanted: Mapping[str, int]) -> dict[str, 
 def grant(tx: Tx, project_id: str, **more: int) -> None:
     """Whether the project may have so much more of these; 413 names what it may not.
 
-    Locks the project first, in a statement of its own: two requests at the limit are counted one by one.
+    Not for backups (:func:`has_backups`). Locks the project first, in a statement of its own: two requests at
+    the limit are counted one by one.
     """
     if not lock_project(tx, project_id):
         raise Invalid(f"Project {project_id} is not there any more.")
-    limit, used = with_usage(tx, project_id)
+    # Not all that there is: nobody waits for a count of backups that nothing is decided by.
+    limit, used = limits(tx, project_id), _USED.first(tx, project=project_id)
     over = []
     for name, count in more.items():
         most = limit[name] if limit[name] >= 0 else UNLIMITED

@@ -11,7 +11,7 @@ from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.store.engine import Tx
 from unstuck.store.schema.database import backups, datastore_versions, datastores, instances
 
-MANAGERS: Final = {"postgresql": 5432}
+MANAGERS: Final = {"postgresql": 5432, "mariadb": 3306}
 """What runs a datastore in the guest, and the port that it listens on."""
 POSTGRESQL: Final = "0c7a9e52-33f1-4f0c-9d3b-5f5c6f1f7a10"
 """The datastore that a cloud begins with; its versions are registered with the images that have them."""
@@ -98,7 +98,8 @@ def get_version(tx: Tx, key: str, datastore: str | None = None, *, inactive: boo
 
 
 def choose(tx: Tx, datastore: str | None, version: str | None) -> Chosen:
-    """What a new instance is made of: as named, else the one datastore and its default version.
+    """What a new instance is made of: as named, else the cloud's first datastore (or the only one that has
+    versions) and its default version.
 
     Raises :class:`Invalid` that names the field.
     """
@@ -113,10 +114,11 @@ def choose(tx: Tx, datastore: str | None, version: str | None) -> Chosen:
             f"datastore.version: {stores[0].name} has no version yet; an administrator adds one "
             f"(unstuck image build {stores[0].name} --register)."
         )
-    if len(with_versions) > 1 and datastore is None and version is None:
-        raise Invalid("datastore.type: name one; there are several.")
     if version is None:
-        return _default(with_versions[0])
+        first = [store for store in with_versions if store.id == POSTGRESQL]
+        if len(with_versions) > 1 and not first:
+            raise Invalid("datastore.type: name one; there are several.")
+        return _default((first or with_versions)[0])
     for store in with_versions:
         for found in store.versions:
             if version in (found.id, found.name, found.version):

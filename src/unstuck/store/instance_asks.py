@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from unstuck.core.errors import Conflict
 from unstuck.core.instance.control import blocking, host_silent
 from unstuck.core.instance.view import ServerState
 from unstuck.store.asks import ask_guest
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import load_instance, missing
+from unstuck.store.schema.database import datastore_versions, instances
 
 
 def ask_instance(
@@ -39,3 +42,16 @@ def ask_instance(
             f"The database of instance {instance_id} cannot be asked now: {why or 'it has no host'}."
         )
     return host_id
+
+
+def manager_of(tx: Tx, instance_id: str, project_id: str | None) -> str:
+    """What runs its datastore; 404 where it is not this project's."""
+    query = (
+        sa.select(instances.c.project_id, instances.c.deleted, datastore_versions.c.manager)
+        .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
+        .where(instances.c.id == instance_id)
+    )
+    row = tx.execute(query).first()
+    if row is None or row.deleted or (project_id is not None and row.project_id != project_id):
+        raise missing(instance_id)
+    return str(row.manager)

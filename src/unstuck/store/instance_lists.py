@@ -29,6 +29,7 @@ _COLUMNS = (
         instances.c.updated_wall, instances.c.deleted_wall, instances.c.seen_wall,
         datastores.c.id.label("datastore_id"), datastores.c.name.label("datastore"),
         datastore_versions.c.name.label("version"), datastore_versions.c.version.label("version_number"),
+        datastore_versions.c.manager,
     )
     .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
     .join(datastores, datastores.c.id == datastore_versions.c.datastore_id)
@@ -49,6 +50,7 @@ class InstanceItem(msgspec.Struct, frozen=True, gc=False):
     version_id: str
     version: str
     version_number: str
+    manager: str
     flavor_id: str
     ram_mb: int
     volume_gb: int
@@ -158,6 +160,7 @@ def _items(tx: Tx, rows: Sequence[Any]) -> tuple[InstanceItem, ...]:
             addresses=addresses.get(row.server_id, ()), server_id=row.server_id, project_id=row.project_id,
             user_id=row.user_id, name=row.name, datastore_id=row.datastore_id, datastore=row.datastore,
             version_id=row.datastore_version_id, version=row.version, version_number=row.version_number,
+            manager=row.manager,
             flavor_id=row.flavor_id, ram_mb=row.ram_mb, volume_gb=row.volume_gb, port=row.port,
             is_public=row.is_public, allowed_cidrs=readable.read(_cidrs, row.allowed_cidrs, ()),
             created_wall=row.created_wall, updated_wall=row.updated_wall, deleted_wall=row.deleted_wall,

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
+from unstuck.core.backup.data import Ending
 from unstuck.core.backup.schedule import Happened, Outcome, PassOver, Replan, Run, Wait, due, remember
 from unstuck.core.time import iso_seconds
 from unstuck.store.automatic_backups import Made, NotMade, make_automatic_backup
@@ -19,11 +20,11 @@ from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schedules import ScheduleRow, load_schedule, times
-from unstuck.store.schema.database import instances
+from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.schedules import backup_schedules as table
 
 _DUE = Prepared(
-    sa.select(table.c.id, table.c.instance_id)
+    sa.select(table.c.id)
     .where(
         sa.not_(table.c.settled),
         sa.or_(table.c.planned <= sa.bindparam("wall"), table.c.next_look <= sa.bindparam("now")),
@@ -37,6 +38,12 @@ _INSTANCE = Prepared(
         instances.c.deleted, instances.c.removed, instances.c.data_recorded, instances.c.project_id
     ).where(instances.c.id == sa.bindparam("instance"))
 )
+_LAST = Prepared(
+    sa.select(backups.c.ended, backups.c.parent_id)
+    .where(backups.c.instance_id == sa.bindparam("instance"), sa.not_(backups.c.deleted))
+    .order_by(backups.c.created_wall.desc(), backups.c.id.desc())
+    .limit(sa.bindparam("most"))
+)
 _POSTPONE = Prepared(
     sa.update(table)
     .where(table.c.id == sa.bindparam("schedule"), sa.not_(table.c.settled))
@@ -45,15 +52,9 @@ _POSTPONE = Prepared(
 _SCHEDULED = "schedule:"
 
 
-class DueSchedule(msgspec.Struct, frozen=True):
-    id: str
-    instance_id: str
-
-
-def due_schedules(tx: Tx, most: int) -> list[DueSchedule]:
+def due_schedules(tx: Tx, most: int) -> list[str]:
     """Those with a tick that has come, or that are to be looked at."""
-    found = _DUE.all(tx, wall=tx.now.wall, now=tx.now.lease, most=most)
-    return [DueSchedule(row.id, row.instance_id) for row in found]
+    return _DUE.scalars(tx, wall=tx.now.wall, now=tx.now.lease, most=most)
 
 
 def postpone_schedule(tx: Tx, schedule_id: str, seconds: float) -> None:
@@ -86,7 +87,7 @@ def run_schedule(
             new = NewBackup(
                 id=new_id, nonce=nonce, name=f"{held.name}-{_stamp(planned)}"[:255],
                 instance_id=held.instance_id, made_by=f"{_SCHEDULED}{held.id}",
-                made_key=f"{_SCHEDULED}{held.id}:{planned:.0f}",
+                made_key=f"{_SCHEDULED}{held.id}:{planned:.0f}", incremental=_incremental(tx, held),
             )  # fmt: skip
             in_the_way = _in_the_way(instance)
             found = (
@@ -97,6 +98,17 @@ def run_schedule(
         case _ as never:
             assert_never(never)
     return None
+
+
+def _incremental(tx: Tx, held: ScheduleRow) -> bool:
+    """A full one begins anew every so often, and after one that failed: that may have lacked its log."""
+    if held.full_every <= 1:
+        return False
+    last = _LAST.all(tx, instance=held.instance_id, most=held.full_every)
+    if not last or last[0].ended != Ending.COMPLETED.value:
+        return False
+    before = [row.parent_id is not None for row in last[: held.full_every - 1]]
+    return not all(before) or len(before) < held.full_every - 1
 
 
 def _in_the_way(instance: Any) -> str | None:

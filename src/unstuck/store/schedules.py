@@ -32,6 +32,8 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     cron: str
     timezone: str = "UTC"
     missed: Missed = Missed.ONCE
+    full_every: int = 1
+    """Every so many-th of its backups is a full one; 1: all."""
     paused: bool = False
 
 
@@ -42,6 +44,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     cron: str | None = None
     timezone: str | None = None
     missed: Missed | None = None
+    full_every: int | None = None
     paused: bool | None = None
 
 
@@ -55,6 +58,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     cron: str
     timezone: str
     missed: Missed
+    full_every: int
     paused: bool
     created_wall: float
     updated_wall: float
@@ -141,7 +145,8 @@ def insert_schedule(tx: Tx, new: NewSchedule, owner: str, *, starts: float) -> S
     now = tx.now
     values: dict[str, Any] = dict(  # noqa: C408
         id=new.id, project_id=owner, instance_id=new.instance_id, name=new.name, cron=new.cron,
-        timezone=new.timezone, missed=new.missed.value, paused=new.paused, created_wall=now.wall,
+        timezone=new.timezone, missed=new.missed.value, full_every=new.full_every, paused=new.paused,
+        created_wall=now.wall,
         updated_wall=now.wall, starts=starts, last_run=None, made_count=0, skipped_count=0,
         missed_count=0, history="[]", held=0.0,
     )  # fmt: skip

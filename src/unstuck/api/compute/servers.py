@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
+from unstuck.api.asking import answer_to, silence
 from unstuck.api.compute import create, listing
 from unstuck.api.compute.common import (
     BASE,
@@ -22,7 +23,6 @@ from unstuck.api.compute.views import show_view, update_view
 from unstuck.api.errors import conflict
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Reply, Route, actions, route
-from unstuck.core.server.status import host_status
 from unstuck.store import asks
 from unstuck.store import server_edit as store
 from unstuck.store.server_lists import show_server
@@ -113,31 +113,13 @@ async def console(call: Call) -> Reply:
     )
     wake(call, host_id)
     try:
-        text = await _answer(call, ask_id)
+        text = await answer_to(call, ask_id, CONSOLE_SECONDS)
     finally:
         await call.store.run(asks.drop_ask, ask_id)
     if text is None:
-        away = host_status(shown.item.facts, shown.now) in ("DOWN", "UNKNOWN")
-        why = "has been silent" if away else f"did not answer within {CONSOLE_SECONDS:.0f} seconds"
-        raise conflict(
-            f"The console log of instance {server_id} cannot be read now: host {shown.item.host} {why}. "
-            "Try again."
-        )
+        why = silence(shown, CONSOLE_SECONDS)
+        raise conflict(f"The console log of instance {server_id} cannot be read now: {why}. Try again.")
     return Reply({"output": text if lines is None else _last_lines(text, lines)})
-
-
-async def _answer(call: Call, ask_id: str) -> str | None:
-    """Wait for the answer: woken by the agent's call in this process, else looking ever more seldom."""
-    waited, pause = 0.0, 0.05
-    while waited < CONSOLE_SECONDS:
-        since = call.app.notifier.version(f"ask:{ask_id}")
-        text = await call.store.run_read(asks.read_answer, ask_id)
-        if text is not None:
-            return text
-        await call.app.notifier.wait(f"ask:{ask_id}", pause, since=since)
-        waited += pause
-        pause = min(pause * 1.5, 0.5)
-    return await call.store.run_read(asks.read_answer, ask_id)
 
 
 def _last_lines(text: str, lines: int) -> str:

@@ -76,6 +76,7 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "instance_name": row.instance_name,
         "retry_of": row.retry_of,
         "made_by": row.made_by,
+        "pinned": row.pinned,
     }
 
 

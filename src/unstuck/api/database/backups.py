@@ -203,6 +203,19 @@ async def cancel(call: Call) -> Reply:
     return await _made(call, key)
 
 
+class Pin(Body, frozen=True, kw_only=True):
+    pinned: bool = True
+
+
+async def pin(call: Call) -> Reply:
+    """Ours: action ``pin``: retention leaves it alone, or does so no more."""
+    key = object_id(call.params["id"], "Backup")
+    asked: Pin | bool | None = call.body
+    pinned = asked if isinstance(asked, bool) else asked is None or asked.pinned
+    await call.store.run(store.pin_backup, key, scope(call), pinned=pinned)
+    return await _made(call, key)
+
+
 async def retry(call: Call) -> Reply:
     """Ours: action ``retry``: answers with the new backup."""
     key = object_id(call.params["id"], "Backup")
@@ -225,6 +238,7 @@ ROUTES: list[Route] = [
         f"{_ALL}/{{id}}/action",
         [
             Act(name="cancel", handler=cancel, rule="member", body=Nothing | None),
+            Act(name="pin", handler=pin, rule="member", body=Pin | bool | None),
             Act(name="retry", handler=retry, rule="member", body=Nothing | None),
         ],
     ),

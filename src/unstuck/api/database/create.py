@@ -19,6 +19,7 @@ from unstuck.api.database.databases import NewDatabase, wanted_databases
 from unstuck.api.database.users import NewUser, wanted_users
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Body
+from unstuck.core.instance.naming import Naming
 from unstuck.store.instance_create import AskedInstance
 from unstuck.store.server_search import ZONE
 
@@ -86,25 +87,25 @@ class CreateBody(Body, frozen=True, kw_only=True):
     instance: NewInstance
 
 
-def wanted(new: NewInstance, *, region: str) -> AskedInstance:
+def wanted(new: NewInstance, *, region: str, naming: Naming) -> AskedInstance:
     """What is asked for; 400 names the field."""
     _refuse_what_is_not_there(new, region)
     if new.flavor_ref in (None, ""):
         invalid("flavorRef", "a flavor is required.")
     if new.volume is None:
         invalid("volume", "a volume with its size in GiB is required.")
-    users = wanted_users(new.users, "users")
-    databases = wanted_databases(new.databases, "databases")
+    users = wanted_users(new.users, "users", naming)
+    databases = wanted_databases(new.databases, "databases", naming)
     network_id, address = _nic(new.nics)
     access = new.access or Access()
-    store = new.datastore or Datastore()
+    datastore, version = named_datastore(new)
     backup_id, point_of, at = _restore_point(new.restore_point)
     return AskedInstance(
         name=text_of(new.name, "name"),
         flavor_id=flavor_id_of(new.flavor_ref),
         volume_gb=volume_size(new.volume),
-        datastore=_word(store.type, "datastore.type"),
-        version=_word(store.version, "datastore.version"),
+        datastore=datastore,
+        version=version,
         databases=databases,
         users=users,
         backup_id=backup_id,
@@ -115,6 +116,12 @@ def wanted(new: NewInstance, *, region: str) -> AskedInstance:
         is_public=access.is_public is True,
         cidrs=access_cidrs(access),
     )
+
+
+def named_datastore(new: NewInstance) -> tuple[str | None, str | None]:
+    """Its datastore and version, by name or id; None where the request does not say."""
+    store = new.datastore or Datastore()
+    return _word(store.type, "datastore.type"), _word(store.version, "datastore.version")
 
 
 def flavor_id_of(ref: str | int | None) -> str:

@@ -12,9 +12,10 @@ from unstuck.api.database.common import (
     not_offered,
     page,
 )
-from unstuck.api.database.guest import ask
+from unstuck.api.database.guest import ask, naming_of
 from unstuck.api.database.names import database_name, locale_word
 from unstuck.api.routes import Body, Call, Reply, Route, route
+from unstuck.core.instance.naming import Naming
 from unstuck.core.instance.requests import CreateDatabases, DropDatabase, ListDatabases
 from unstuck.core.instance.want import WantedDatabase
 
@@ -40,14 +41,14 @@ class NamedDatabase(Body, frozen=True, kw_only=True):
     collate: str | None = None
 
 
-def wanted_databases(given: list[NewDatabase], field: str) -> tuple[WantedDatabase, ...]:
+def wanted_databases(given: list[NewDatabase], field: str, naming: Naming) -> tuple[WantedDatabase, ...]:
     """The databases of a request, each named once; 400 names the one that is wrong."""
     if len(given) > MOST:
         invalid(field, f"at most {MOST} can be made at once.")
     found: dict[str, WantedDatabase] = {}
     for index, item in enumerate(given):
         where = f"{field}[{index}]"
-        name = database_name(item.name, f"{where}.name")
+        name = database_name(item.name, f"{where}.name", naming)
         if name in found:
             invalid(f"{where}.name", f"{name!r} is named twice.")
         character_set = locale_word(item.character_set, f"{where}.character_set")
@@ -58,7 +59,7 @@ def wanted_databases(given: list[NewDatabase], field: str) -> tuple[WantedDataba
 async def create(call: Call) -> Reply:
     """``POST``: all of them, or none."""
     body: CreateBody = call.body
-    wanted = wanted_databases(body.databases, "databases")
+    wanted = wanted_databases(body.databases, "databases", await naming_of(call))
     if not wanted:
         invalid("databases", "it is empty.")
     await ask(call, CreateDatabases(wanted))
@@ -74,7 +75,7 @@ async def list_databases(call: Call) -> Reply:
 
 async def delete(call: Call) -> Reply:
     """``DELETE``: with everything in it."""
-    await ask(call, DropDatabase(database_name(call.params["name"], "name")))
+    await ask(call, DropDatabase(database_name(call.params["name"], "name", await naming_of(call))))
     return Reply()
 
 

@@ -10,9 +10,10 @@ import msgspec
 from unstuck.api.database.common import object_id, scope
 from unstuck.api.errors import ApiError, bad_request, not_found
 from unstuck.api.routes import Call
+from unstuck.core.instance.naming import NAMINGS, Naming
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed, Ok
 from unstuck.store import asks
-from unstuck.store.instance_asks import ask_instance
+from unstuck.store.instance_asks import ask_instance, manager_of
 
 SECONDS: Final = 15.0
 """How long a call waits for the database, all its requests together."""
@@ -34,6 +35,12 @@ class Budget:
     @property
     def left(self) -> float:
         return self._end - time.monotonic()
+
+
+async def naming_of(call: Call) -> Naming:
+    """What the datastore of the instance that the path names makes of names."""
+    instance_id = object_id(call.params["id"], "Instance")
+    return NAMINGS[await call.store.run_read(manager_of, instance_id, scope(call))]
 
 
 async def ask(call: Call, request: DatabaseRequest, budget: Budget | None = None) -> Ok:

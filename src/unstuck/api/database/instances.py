@@ -30,8 +30,10 @@ from unstuck.api.database.views import detail, restorable, short
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
+from unstuck.core.instance.naming import NAMINGS, POSTGRESQL, Naming
 from unstuck.store import instances as store
 from unstuck.store.archive_moments import moments
+from unstuck.store.datastores import choose
 from unstuck.store.engine import Tx
 from unstuck.store.instance_lists import ShownInstance, list_instances, show_instance
 from unstuck.store.servers import Caller
@@ -86,14 +88,24 @@ async def shown(call: Call) -> ShownInstance:
 async def create(call: Call) -> Reply:
     """``POST /instances``."""
     who = caller(call)
+    new = call.body.instance
+    naming = await _naming(call, new)
     # Verifiers of passwords take a millisecond each.
-    asked = await asyncio.to_thread(creating.wanted, call.body.instance, region=call.app.settings.region)
+    asked = await asyncio.to_thread(creating.wanted, new, region=call.app.settings.region, naming=naming)
     daily = call.new_id() if call.app.settings.database_schedules else None
     ids = store.NewIds(call.new_id(), call.new_id(), call.new_id(), secrets.token_hex(16), daily)
     made = await call.store.run(store.create_instance, asked, ids, who)
     wake(call)
     found = await call.store.run_read(show_instance, made, None)
     return Reply({"instance": detail(call, found.item, found.now)})
+
+
+async def _naming(call: Call, new: creating.NewInstance) -> Naming:
+    """What the datastore that it is to be of makes of names. From a backup there are none in the request."""
+    if new.restore_point is not None and not new.users and not new.databases:
+        return POSTGRESQL
+    chosen = await call.store.run_read(choose, *creating.named_datastore(new))
+    return NAMINGS[chosen.version.manager]
 
 
 async def _list(call: Call, view: Any) -> Reply:

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import re
-import secrets
 from typing import Final
 
 from unstuck.api.database.common import invalid
-from unstuck.core.instance.scram import verifier
+from unstuck.core.instance.naming import Naming
 
-NAME_BYTES: Final = 63
-"""PostgreSQL cuts longer names off without a word."""
 PASSWORD_MAX: Final = 1024
-RESERVED_USERS: Final = frozenset({"postgres", "root", "public", "none", "unstuck"})
-RESERVED_DATABASES: Final = frozenset({"postgres", "template0", "template1"})
+ANYWHERE: Final = "%"
 _LOCALE: Final = re.compile(r"[A-Za-z0-9_.@-]{1,63}")
 
 
-def database_name(name: str, field: str) -> str:
+def database_name(name: str, field: str, naming: Naming) -> str:
     """A database's name: letters of any script, digits and signs, not one of the datastore's own."""
-    _identifier(name, field)
-    if name.lower() in RESERVED_DATABASES:
-        invalid(field, f"{name!r} is the datastore's own database.")
+    _identifier(name, field, naming)
+    if (fault := naming.fault_of_database(name)) is not None:
+        invalid(field, fault)
     return name
 
 
-def user_name(name: str, field: str) -> str:
+def user_name(name: str, field: str, naming: Naming) -> str:
     """A user's name; not one of the datastore's own or ours."""
-    _identifier(name, field)
-    if name.lower() in RESERVED_USERS or name.lower().startswith(("pg_", "unstuck_", "unstuck-")):
-        invalid(field, f"{name!r} is the datastore's own user.")
+    _identifier(name, field, naming)
+    if (fault := naming.fault_of_user(name)) is not None:
+        invalid(field, fault)
     if "@" in name:
         invalid(field, "a user's name must not contain @: the part after it would be a host.")
     return name
 
 
-def _identifier(name: str, field: str) -> None:
-    if not name or len(name.encode()) > NAME_BYTES or not name.isprintable() or name != name.strip():
+def _identifier(name: str, field: str, naming: Naming) -> None:
+    if not name or len(name.encode()) > naming.longest or not name.isprintable() or name != name.strip():
         invalid(
             field,
-            f"it must be 1 to {NAME_BYTES} bytes of printable characters without spaces around them.",
+            f"it must be 1 to {naming.longest} bytes of printable characters without spaces around them.",
         )
     if any(char in "/\\\"'`;,?#" for char in name):
         invalid(field, "it must not contain quotes, slashes, semicolons, commas, question marks or hashes.")
@@ -54,15 +50,17 @@ def locale_word(value: str | None, field: str) -> str:
     return value
 
 
-def host_of(value: str | None, field: str) -> str:
-    """The host of a user: any. PostgreSQL's users have none; who may come in is the instance's access."""
-    if value not in (None, "", "%"):
-        invalid(field, "users have no hosts in this datastore; use the instance's access (allowed_cidrs).")
-    return "%"
+def host_of(value: str | None, field: str, naming: Naming) -> str:
+    """The host that a user comes from: any, unless another is named and the datastore knows hosts."""
+    if value in (None, "", ANYWHERE):
+        return ANYWHERE
+    if (fault := naming.fault_of_host(value)) is not None:
+        invalid(field, fault)
+    return value
 
 
-def password_verifier(password: str, field: str) -> str:
+def password_verifier(password: str, field: str, naming: Naming) -> str:
     """What the datastore stores of a password; the password itself is forgotten here."""
     if not password or len(password.encode()) > PASSWORD_MAX:
         invalid(field, f"it must be 1 to {PASSWORD_MAX} bytes long.")
-    return verifier(password, salt=secrets.token_bytes(16))
+    return naming.verifier(password)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from unstuck.api.database.common import BASE
-from unstuck.api.database.guest import Budget, ask
+from unstuck.api.database.guest import Budget, ask, naming_of
 from unstuck.api.database.instances import shown
 from unstuck.api.database.names import password_verifier
 from unstuck.api.errors import not_found
@@ -54,7 +54,7 @@ async def enable(call: Call) -> Reply:
     data = await read_body(call.http, call.app.settings)
     given = checked(lambda: _body.decode(data), data) if data.strip() else EnableBody()
     password = given.password or secrets.token_urlsafe(18)
-    await ask(call, EnableRoot(password_verifier(password, "password")))
+    await ask(call, EnableRoot(password_verifier(password, "password", await naming_of(call))))
     await _until_seen(call, True)
     return Reply({"user": {"name": ROOT, "password": password}})
 

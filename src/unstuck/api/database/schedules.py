@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,6 +29,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.schedules import Changes, NewSchedule, ScheduleRow
 
 Policy = Literal["once", "skip"]
+Often = Annotated[int, msgspec.Meta(ge=1, le=60)]
 
 
 class New(Body, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class New(Body, frozen=True, kw_only=True):
     name: str = "backup"
     timezone: str = "UTC"
     missed: Policy = "once"
+    full_every: Often = 1
     paused: bool = False
 
 
@@ -49,6 +51,7 @@ class Changed(Body, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     timezone: str | UnsetType = UNSET
     missed: Policy | UnsetType = UNSET
+    full_every: Often | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
 
 
@@ -70,6 +73,7 @@ def _view(row: ScheduleRow, now: Now) -> dict[str, Any]:
         "cron": row.cron,
         "timezone": row.timezone,
         "missed": row.missed.value,
+        "full_every": row.full_every,
         "paused": row.paused,
         "created": _time(row.created_wall),
         "updated": _time(row.updated_wall),
@@ -145,7 +149,7 @@ async def create(call: Call) -> Reply:
     new = NewSchedule(
         id=call.new_id(), instance_id=object_id(asked.instance_id, "Instance"),
         name=text_of(asked.name, "backup_schedule.name"), cron=asked.cron, timezone=asked.timezone,
-        missed=Missed(asked.missed), paused=asked.paused,
+        missed=Missed(asked.missed), full_every=asked.full_every, paused=asked.paused,
     )  # fmt: skip
     await call.store.run(store.create_schedule, new, own)
     return await _shown(call, new.id)

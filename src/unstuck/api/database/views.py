@@ -138,6 +138,8 @@ def extension(item: InstanceItem, now: Now) -> dict[str, Any]:
         "pending": None if pending is None else pending.kind.value,
         "backup": None if facts.backup is None else facts.backup.id,
         "protected": facts.protected,
+        "manager": item.manager,
+        "port": item.port,
         "restores": facts.restores,
         "deleted": facts.deleted,
         "trash_until": None if until is None or not facts.deleted else iso_seconds(until)[:-1],

@@ -1,5 +1,7 @@
 """What the API asks of a running database through its guest agent: databases, users, root.
 
+A user is a name and a host that it comes from; where a datastore knows no hosts, that is always ``%``.
+
 Nothing of this is kept in the store: the database is where users and databases are, so it is asked itself,
 each request within a deadline and harmless when repeated. What is not answered in time is refused with that
 reason; whether it was done then shows in the next list.
@@ -40,7 +42,8 @@ class DropDatabase(msgspec.Struct, frozen=True, tag="drop-database"):
 
 
 class ListUsers(msgspec.Struct, frozen=True, tag="list-users"):
-    """Without the datastore's own users and ours."""
+    """Without the datastore's own users and ours; ``after`` is a name, or ``name@host`` where users have
+    hosts."""
 
     limit: int
     after: str = ""
@@ -48,6 +51,7 @@ class ListUsers(msgspec.Struct, frozen=True, tag="list-users"):
 
 class GetUser(msgspec.Struct, frozen=True, tag="get-user"):
     name: str
+    host: str = "%"
 
 
 class CreateUsers(msgspec.Struct, frozen=True, tag="create-users"):
@@ -60,20 +64,25 @@ class ChangeUser(msgspec.Struct, frozen=True, tag="change-user"):
     name: str
     new_name: str | None = None
     verifier: str | None = None
+    host: str = "%"
+    new_host: str | None = None
 
 
 class DropUser(msgspec.Struct, frozen=True, tag="drop-user"):
     name: str
+    host: str = "%"
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
     name: str
     databases: tuple[str, ...]
+    host: str = "%"
 
 
 class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
     name: str
     database: str
+    host: str = "%"
 
 
 class EnableRoot(msgspec.Struct, frozen=True, tag="enable-root"):

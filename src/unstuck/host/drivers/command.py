@@ -26,6 +26,9 @@ _ACCELERATORS = {
     "kvm": (("-accel", "kvm", "-cpu", "host"), BOOT),
 }
 CHANNEL = "channel/vm.sock"
+SERIAL = "serial.sock"
+"""The guest's serial port, for one client at a time. What is written is in the log, whoever listens."""
+_LOG = "logfile=console.log,logappend=on"
 _HOSTNAME = re.compile(r"[^A-Za-z0-9.-]")
 _SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"
 
@@ -71,7 +74,8 @@ def qemu_command(
         *_privileges(machine.run_as),
         *_monitor("qmp", "qmp.sock"),
         *_monitor("qmp2", "qmp2.sock"),
-        *("-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console"),
+        *("-chardev", f"socket,id=console,path={SERIAL},server=on,wait=off,{_LOG}"),
+        *("-serial", "chardev:console"),
         *_drives(files),
         *("-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"),
         *_nics(want.spec.nics, taps),

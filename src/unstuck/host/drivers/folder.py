@@ -121,6 +121,7 @@ class ServerFolder:
         self.lock = self.path / "lock"
         self.pid = self.path / "pid"
         self.sockets = (self.path / "qmp.sock", self.path / "qmp2.sock")
+        self.serial = self.path / "serial.sock"
         self.console = self.path / "console.log"
         self.console_old = self.path / "console.log.1"
         self.output = self.path / "qemu.out"

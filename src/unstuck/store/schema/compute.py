@@ -217,6 +217,21 @@ asks = sa.Table(
 sa.Index("ix_asks_host", asks.c.host_id)
 sa.Index("ix_asks_deadline", asks.c.deadline)
 
+# What opens a server's console, once: the grant that it is for, and who asked for it.
+console_tokens = sa.Table(
+    "console_tokens",
+    metadata,
+    sa.Column("token_hash", sa.String(64), primary_key=True),
+    sa.Column("server_id", Id, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("user_id", Id, nullable=False),
+    sa.Column("deadline", Seconds, nullable=False),
+)
+sa.Index("ix_console_tokens_server", console_tokens.c.server_id)
+sa.Index("ix_console_tokens_deadline", console_tokens.c.deadline)
+
 flavors = sa.Table(
     "flavors",
     metadata,

@@ -128,6 +128,8 @@ backups = sa.Table(
     sa.Column("retry_of", Id),
     # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
     sa.Column("made_by", sa.String(128), nullable=False, server_default="user"),
+    # Retention leaves it alone, whatever the policy says.
+    sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
     # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.
     sa.Column("made_key", sa.String(255)),
     # Name of the store of objects that it goes to; where that is, is the operator's setting.
@@ -184,6 +186,10 @@ for _name, _columns in {
     "ix_backups_all": (backups.c.created_wall, backups.c.id),
 }.items():
     sa.Index(_name, *_columns, postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))
+# How many a project has asked for, or has of those that were made by themselves: no more entries are read
+# than its quota allows.
+sa.Index("ix_backups_quota", backups.c.project_id, backups.c.made_by,
+         postgresql_where=sa.text("NOT deleted"), sqlite_where=sa.text("deleted = 0"))  # fmt: skip
 # Who needs a backup as a parent.
 sa.Index("ix_backups_parent", backups.c.parent_id,
          postgresql_where=sa.text("parent_id IS NOT NULL"),

@@ -1,4 +1,4 @@
-"""What is done about backups by itself: schedules. A schedule's row is its work item."""
+"""What is done about backups by itself: schedules and retention. Their rows are the work items."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ backup_schedules = sa.Table(
     sa.Column("timezone", sa.String(64), nullable=False),
     # What becomes of a tick that nobody saw: core.backup.schedule.Missed.
     sa.Column("missed", sa.String(16), nullable=False),
+    # Every so many-th of its backups is a full one; 1: all.
+    sa.Column("full_every", sa.Integer, nullable=False, server_default="1"),
     sa.Column("paused", sa.Boolean, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
     sa.Column("updated_wall", Seconds, nullable=False),
@@ -58,3 +60,27 @@ for _name, _column in {
     "ix_backup_schedules_due": backup_schedules.c.next_look,
 }.items():
     sa.Index(_name, _column, postgresql_where=sa.text("NOT settled"), sqlite_where=sa.text("settled = 0"))
+
+# How long backups of an instance are kept. It is there from its first automatic backup on.
+backup_retention = sa.Table(
+    "backup_retention",
+    metadata,
+    sa.Column("instance_id", Id, sa.ForeignKey("instances.id"), primary_key=True),
+    sa.Column("project_id", Id, nullable=False),
+    # JSON of core.backup.retention.Policy; NULL: as everybody has it.
+    sa.Column("policy", sa.Text),
+    # When it was looked at last, why nothing could be done then, and what went: JSON, the newest first.
+    sa.Column("looked_wall", Seconds),
+    sa.Column("trouble", sa.Text),
+    sa.Column("removed", sa.Text, nullable=False),
+    # Settled: its instance is gone, and so is everything that it was about. next_look: lease time.
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("next_look", Seconds),
+    sa.CheckConstraint("settled OR next_look IS NOT NULL", name="unsettled_has_a_next_look"),
+)
+sa.Index(
+    "ix_backup_retention_due",
+    backup_retention.c.next_look,
+    postgresql_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("settled = 0"),
+)

@@ -6,15 +6,9 @@ then, up to a cap: the server outlives a backup that takes too long. The slot ne
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import fcntl
-import os
-import select
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -22,18 +16,17 @@ from unstuck.core.backup.content import Datastore
 from unstuck.core.backup.data import Phase
 from unstuck.guest.datastore import Copied, DatastoreError
 from unstuck.guest.datastores.postgresql.config import ADMIN, SLOT, Places
-from unstuck.guest.datastores.postgresql.server import Living, offspring, ticks
+from unstuck.guest.datastores.postgresql.server import Living
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
 from unstuck.guest.datastores.postgresql.tape import Tape
-from unstuck.guest.tools import Child, ToolFailed, Tools, last_words
+from unstuck.guest.piped import Piped
+from unstuck.guest.processes import ticks
+from unstuck.guest.tools import ToolFailed, Tools
 
 if TYPE_CHECKING:
     from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
 
 ASK: Final = 5.0
-END: Final = 30.0
-"""Seconds for the tool to end after its stream has."""
-_F_SETPIPE_SZ: Final = 1031
 _PHASES: Final = {
     "initializing": Phase.STARTING,
     "waiting for checkpoint to finish": Phase.STARTING,
@@ -47,18 +40,13 @@ _PHASES: Final = {
 class BaseCopy:
     """One that is being made."""
 
-    def __init__(self, datastore: PostgreSQL, living: Living, nonce: str, told: tuple[str, str]) -> None:
+    def __init__(self, datastore: PostgreSQL, nonce: str, told: tuple[str, str]) -> None:
         self._datastore = datastore
-        self._living = living
         self._slot = slot_name(nonce)
         self._version, self._identifier = told
         self._tape = Tape()
+        self._tool = Piped(self._tape.feed)
         self._phase = Phase.STARTING
-        self._thread = ThreadPoolExecutor(1, "copy")
-        self._pipe = -1
-        self._child: Child | None = None
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._closed = False
 
     @classmethod
     async def begin(
@@ -70,58 +58,25 @@ class BaseCopy:
             told = await datastore.call(lambda connection: _secure(connection, slot), ASK * 2)
         except psycopg.Error as error:
             raise DatastoreError(f"no backup can begin: {first_line(error)}") from error
-        copy = cls(datastore, living, nonce, told)
+        copy = cls(datastore, nonce, told)
+        where = f"host={places.sockets} port={living.port} user={ADMIN} application_name={slot}"
         try:
-            await copy._start(tools, programs, places)
+            await copy._tool.start(tools, [
+                str(programs / "pg_basebackup"), "-d", where, "--no-password", "-D", "-", "-Ft",
+                "-X", "fetch", "-c", "fast", "--manifest-checksums=SHA256", "-l", slot,
+            ])  # fmt: skip
         except ToolFailed as error:
             await copy.close()
             raise DatastoreError(str(error)) from error
         return copy
 
-    async def _start(self, tools: Tools, programs: Path, places: Places) -> None:
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        self._pipe = reading
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(writing, _F_SETPIPE_SZ, 1 << 20)
-        where = f"host={places.sockets} port={self._living.port} user={ADMIN} application_name={self._slot}"
-        try:
-            self._child = await tools.start(
-                [str(programs / "pg_basebackup"), "-d", where, "--no-password", "-D", "-", "-Ft",
-                 "-X", "fetch", "-c", "fast", "--manifest-checksums=SHA256", "-l", self._slot],
-                stdout=writing, stderr=self._words.fileno(),
-            )  # fmt: skip
-        finally:
-            os.close(writing)
-
-    # --- what it gives
-
-    async def read(self, size: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._read, size)
-
-    def _read(self, size: int) -> bytes:
-        """Whole pieces; the last one is shorter. Its waits are short, so that closing need not break in."""
-        buffer = bytearray(size)
-        view, filled = memoryview(buffer), 0
-        waiter = select.poll()
-        waiter.register(self._pipe, select.POLLIN)
-        while filled < size:
-            if self._closed:
-                raise DatastoreError("the copy was stopped")
-            if not waiter.poll(500):
-                continue
-            got = os.readv(self._pipe, [view[filled:]])
-            if got == 0:
-                break
-            filled += got
-        if filled and self._phase is Phase.STARTING:
-            self._phase = Phase.COPYING
-        data = bytes(view[:filled])
-        self._tape.feed(data)
-        return data
+    async def read(self, size: int, into: bytearray) -> memoryview:
+        return await self._tool.read(size, into)
 
     async def look(self) -> tuple[Phase, int]:
-        pids = [] if self._child is None else [found.pid for found in offspring(self._child.pid)]
+        pids = self._tool.pids()
+        if self._tool.flows and self._phase is Phase.STARTING:
+            self._phase = Phase.COPYING
         with contextlib.suppress(DatastoreError, psycopg.Error):
             row = await self._datastore.call(self._progress, ASK)
             if row is not None:
@@ -139,15 +94,7 @@ class BaseCopy:
 
     async def finish(self) -> Copied:
         """Its exit code and its content: either alone has lied before."""
-        assert self._child is not None
-        try:
-            async with asyncio.timeout(END):
-                code = await self._child.wait()
-        except TimeoutError:
-            raise DatastoreError(f"pg_basebackup did not end within {END:.0f} s") from None
-        if code != 0:
-            words = last_words(self._words.fileno()).splitlines() or ["no word of why"]
-            raise DatastoreError(f"pg_basebackup ended with {code}: {words[-1][:300]}")
+        await self._tool.ended()
         start, stop = self._tape.positions()
         major = self._version.split(".")[0]
         return Copied(
@@ -158,19 +105,8 @@ class BaseCopy:
         )
 
     async def close(self) -> None:
-        if self._closed:
+        if not await self._tool.close():
             return
-        self._closed = True
-        if self._child is not None:
-            self._child.cut()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK):
-                    await self._child.wait()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
-        self._words.close()
         # Best effort: what cannot be removed now is, at the next attempt or when the agent starts again.
         with contextlib.suppress(DatastoreError, psycopg.Error):
             await self._datastore.call(lambda connection: drop_slots(connection, only=self._slot), ASK * 2)

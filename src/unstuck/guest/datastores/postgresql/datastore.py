@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest import push
+from unstuck.guest.certificate import certify
 from unstuck.guest.datastore import DatastoreError, LogSource, Look
 from unstuck.guest.datastores.postgresql import config, names, owners, requests
 from unstuck.guest.datastores.postgresql.base import BaseCopy, drop_slots
@@ -29,16 +29,10 @@ from unstuck.guest.datastores.postgresql.config import ADMIN, Places
 from unstuck.guest.datastores.postgresql.logsocket import LogSocket, piece_of
 from unstuck.guest.datastores.postgresql.receive import Unpacking
 from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
-from unstuck.guest.datastores.postgresql.session import (
-    Connection,
-    Mute,
-    Sessions,
-    StartingUp,
-    Use,
-    first_line,
-)
+from unstuck.guest.datastores.postgresql.session import Connection, Sessions, first_line
 from unstuck.guest.datastores.postgresql.walcopy import WalCopy
 from unstuck.guest.tools import ToolFailed, Tools, run
+from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
 from unstuck.runtime.files import write_whole
 
@@ -208,18 +202,7 @@ class PostgreSQL:
 
     async def dress(self, root: Path, want: DatabaseWant) -> None:
         """What lies beside the data: a certificate of its own, and the configuration's folder."""
-        tls = root / "tls"
-        subject = f"/CN={re.sub(r'[^A-Za-z0-9.-]', '-', want.instance_id)[:64] or 'database'}"
-        try:
-            await run(self.tools, ["mkdir", "-p", "-m", "0700", str(tls)], CALL)
-            await run(self.tools, [
-                "openssl", "req", "-new", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt",
-                "ec_paramgen_curve:prime256v1", "-days", "3650", "-subj", subject,
-                "-keyout", str(tls / "server.key"), "-out", str(tls / "server.crt"),
-            ], CALL)  # fmt: skip
-            await run(self.tools, ["sync", str(tls / "server.key"), str(tls / "server.crt"), str(tls)], CALL)
-        except ToolFailed as error:
-            raise DatastoreError(f"the certificate could not be made: {error}") from error
+        await certify(self.tools, root / "tls", want.instance_id)
         (root / "conf").mkdir(exist_ok=True)
         (root / "conf").chmod(0o2750)
 

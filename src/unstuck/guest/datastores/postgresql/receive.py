@@ -20,10 +20,12 @@ from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.postgresql.segments import lsn_of, number_of
-from unstuck.guest.datastores.postgresql.server import FAST, last_error, offspring, parent_of
-from unstuck.guest.datastores.postgresql.session import Connection, Mute, StartingUp, first_line
+from unstuck.guest.datastores.postgresql.server import FAST, last_error
+from unstuck.guest.datastores.postgresql.session import Connection, first_line
 from unstuck.guest.datastores.postgresql.walcopy import FORM as WAL
-from unstuck.guest.tools import Child, ToolFailed, last_words, run
+from unstuck.guest.processes import offspring, parent_of
+from unstuck.guest.tools import Child, ToolFailed, enlarge, last_words, run
+from unstuck.guest.turns import Mute, StartingUp
 
 if TYPE_CHECKING:
     from unstuck.guest.datastores.postgresql.datastore import PostgreSQL
@@ -33,6 +35,8 @@ PORT: Final = 1
 SPARE: Final = 64 << 20
 """Bytes beside the data that a server needs for its first steps."""
 VERIFY: Final = 6 * 3600.0
+LOG_READ: Final = 1 << 20
+"""Bytes of the trial's log that are looked at."""
 RECOVERY: Final = 6 * 3600.0
 ENDED: Final = "recovery ended before configured recovery target was reached"
 REMEDY: Final = "restore another backup into a new instance"
@@ -102,6 +106,7 @@ class Unpacking:
         text = Path(__file__).with_name("unpack.py").read_text()
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._pipe = writing
+        enlarge(writing)
         try:
             self._child = await self._datastore.tools.start(
                 [sys.executable, "-I", "-S", "-c", text, *target],
@@ -110,7 +115,7 @@ class Unpacking:
         finally:
             os.close(reading)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, _write_all, self._pipe, data)
@@ -137,18 +142,17 @@ class Unpacking:
         await self._ended()
 
     async def unpacked(self) -> None:
-        """Every file as the manifest in it says, with a digest each; the log from start to stop."""
+        """Every file of the manifest, of its size, and no other; the log from start to stop. Digests were
+        compared while the data was unpacked."""
         await self._unpacked()
-        programs = self._datastore.programs
+        verify = [str(self._datastore.programs / "pg_verifybackup"), "-q", "--skip-checksums"]
         try:
-            await run(
-                self._datastore.tools, [str(programs / "pg_verifybackup"), "-q", str(self._data)], VERIFY
-            )
+            await run(self._datastore.tools, [*verify, str(self._data)], VERIFY)
         except ToolFailed as error:
             raise damaged(str(error)) from error
         # Settings of whoever made the backup have no say here, not even in the trial.
-        for name in ("postgresql.auto.conf", "standby.signal", "recovery.signal", "postmaster.pid"):
-            await self._tool(["rm", "-f", str(self._data / name)], 30)
+        unwanted = ("postgresql.auto.conf", "standby.signal", "recovery.signal", "postmaster.pid")
+        await self._tool(["rm", "-f", *(str(self._data / name) for name in unwanted)], 30)
 
     async def _tool(self, command: list[str], seconds: float) -> None:
         try:
@@ -284,7 +288,7 @@ def _check(want: DatabaseWant, content: Content, form: str) -> None:
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -304,4 +308,10 @@ def _checkpoint(connection: Connection) -> None:
 
 
 def _error_in(log: int) -> str:
-    return last_error(Path(f"/proc/self/fd/{log}"))
+    """Why it ended; not what it said to us while it was not ready yet, which may come later."""
+    text = os.pread(log, LOG_READ, max(0, os.fstat(log).st_size - LOG_READ)).decode(errors="replace")
+    bad = [
+        line for line in text.splitlines()
+        if any(word in line for word in ("FATAL:", "PANIC:")) and "the database system is" not in line
+    ]  # fmt: skip
+    return bad[-1].partition("  ")[2][:300] if bad else last_error(Path(f"/proc/self/fd/{log}"))

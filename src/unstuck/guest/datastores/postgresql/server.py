@@ -19,8 +19,9 @@ import msgspec
 from unstuck.core.instance.view import ServerState
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.postgresql.config import Places
+from unstuck.guest.processes import gone, offspring
 from unstuck.guest.tools import ToolFailed, Tools
-from unstuck.runtime.processes import ProcessId, boot_id, lives, start_time, stopped
+from unstuck.runtime.processes import ProcessId, boot_id, start_time, stopped
 
 FAST: Final = 60.0
 """Seconds that a server may take to end its sessions and write its last checkpoint."""
@@ -182,51 +183,6 @@ def _sessions() -> list[ProcessId]:
                 if named and (start := start_time(int(entry.name))) is not None:
                     found.append(ProcessId(int(entry.name), start, boot_id()))
     return found
-
-
-async def gone(process: ProcessId, seconds: float) -> bool:
-    """Wait for its end."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while lives(process):
-        if loop.time() >= end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
-
-
-def offspring(pid: int) -> list[ProcessId]:
-    """All processes below this one, by one look at /proc."""
-    below: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                below.setdefault(parent, []).append(int(entry.name))
-    found: list[ProcessId] = []
-    todo = [pid]
-    while todo:
-        for child in below.get(todo.pop(), ()):
-            todo.append(child)
-            if (start := start_time(child)) is not None:
-                found.append(ProcessId(child, start, boot_id()))
-    return found
-
-
-def parent_of(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
-
-
-def ticks(pids: list[int]) -> int:
-    """CPU time that these have used, in ticks; who is gone counts no more."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-    return total
 
 
 def last_error(log: Path) -> str:

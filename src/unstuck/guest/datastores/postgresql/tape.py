@@ -41,7 +41,7 @@ class Tape:
         self._zeros = 0
         self._bad = ""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view and not self._bad:
             if self._skip:

@@ -101,7 +101,7 @@ class WalCopy:
             reason = f"the log's segment {path.name} went from the volume before it was backed up: {FULL}"
             raise DatastoreError(reason, FULL, final=True, code="log-gone")
 
-    async def read(self, size: int) -> bytes:
+    async def read(self, size: int, _into: bytearray) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, size)
 
     def _read(self, size: int) -> bytes:

@@ -1,0 +1,1 @@
+"""MariaDB, by its own tools and over its own socket."""
