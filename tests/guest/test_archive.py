@@ -17,6 +17,8 @@ from unstuck.blobs.age import new_identity, recipient_of
 from unstuck.core.archive.data import ArchiveWant, Gap, Point
 from unstuck.core.instance.want import Origin, WantedDatabase
 
+pytestmark = pytest.mark.timeout(400)
+
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 
 

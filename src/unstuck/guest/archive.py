@@ -39,7 +39,7 @@ from unstuck.runtime.files import write_whole
 
 T = TypeVar("T")
 
-PATIENCE: Final = 20.0
+PATIENCE: Final = 5.0
 """Seconds for which one question of the datastore waits here; then it is asked again."""
 GAP: Final = "archive-gap.json"
 

@@ -45,8 +45,9 @@ def ask(path: str, line: str, target: str) -> str:
 
 
 def main(path: str, name: str, target: str = "") -> int:
-    line = f"{'get' if target else 'keep'} {name}"
     while True:
+        verb = "get" if target else "last" if stops() else "keep"
+        line = f"{verb} {name}"
         try:
             word = ask(path, line, target)
         except (OSError, ValueError):
@@ -55,7 +56,7 @@ def main(path: str, name: str, target: str = "") -> int:
             return 0
         if word == "FAIL":
             return 200  # the server ends its recovery by it
-        if word == "NO" or (stops() and not target):
+        if word == "NO" or verb == "last":
             return 1
         time.sleep(AGAIN)
 

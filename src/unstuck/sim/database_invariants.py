@@ -17,6 +17,7 @@ from unstuck.core.backup.data import Backup, Ending, Unanswered
 from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
+from unstuck.sim.archive_invariants import ArchiveTruth
 from unstuck.sim.datastore import row_of, rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.sim.schedule_scenarios import overdue_ticks
@@ -97,6 +98,7 @@ class DatabaseTruth:
     def __init__(self, world: Databases, truth: Truth) -> None:
         self._world = world
         self._truth = truth
+        self.archives = ArchiveTruth(world, self)
         self.timelines: dict[int, list[str]] = {}
         """All rows that were ever written, by the history that they belong to."""
         self.recorded: set[str] = set()
@@ -142,6 +144,8 @@ class DatabaseTruth:
         self._acts[server_id] = self._world.store.read(_lease_now)
 
     def object_written(self, key: str) -> None:
+        if key.startswith("archives/"):
+            return
         if key.endswith(manifests.NAME):
             self._manifests[key] = self._world.engine.now
         self._world.store.read(self._written, key)
@@ -165,6 +169,9 @@ class DatabaseTruth:
             self.fail(f"late object: {key} was written {now - over:.0f} s after its attempt was over")
 
     def object_removed(self, key: str) -> None:
+        if key.startswith("archives/"):
+            self._world.store.read(self.archives.removing, key)
+            return
         self._world.store.read(self._removed, key)
 
     def _removed(self, tx: Tx, key: str) -> None:
@@ -200,7 +207,10 @@ class DatabaseTruth:
             self.fail(f"empty again: the recorded data of {row.id} was made again, empty")
 
     def restored(self, inside: Inside, want: DatabaseWant, content: Content, rows: list[str]) -> None:
-        """A restored instance has exactly the rows at its backup's position."""
+        """A restored instance has exactly the rows at its backup's position, or at its point in time."""
+        if want.origin.point is not None:
+            self.archives.restored(want, rows)
+            return
         timeline = int(content.system_identifier.partition("-")[2])
         true = self.timelines.get(timeline, [])[: row_of(content.stop)]
         if rows != true:
@@ -328,6 +338,8 @@ class DatabaseTruth:
     def audit(self, tx: Tx, up_since: float | None) -> None:
         """Nothing is shown that no fact supports, and nothing is overdue."""
         clock = tx.now
+        if self._world.archiving:
+            self.archives.audit(tx)
         for row in _INSTANCES.all(tx):
             loaded = load_instance(tx, row.id)
             assert loaded is not None
@@ -394,7 +406,9 @@ class DatabaseTruth:
             kept |= self._late
         if self.set_back:  # what the store does not know is reported, and removed by nobody
             return wrong
-        stray = sorted({key.rpartition("/")[0] for key in self._world.blobs.objects} - kept)
+        stray = sorted(
+            {key.rpartition("/")[0] for key in self._world.blobs.objects if key.startswith("backups/")} - kept
+        )
         wrong += [f"orphan objects below {prefix}" for prefix in stray]
         return wrong
 

@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from unstuck.blobs import keys
 from unstuck.blobs.keyring import FORMAT, CloudKeys, Keyring
 from unstuck.blobs.objects import sha256
-from unstuck.control.backup_blobs import ThreadedBlobs
+from unstuck.control.archives import ArchiveController
+from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import BackupController
 from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.schedules import ScheduleController
@@ -118,6 +119,8 @@ class Databases:
         """For what is really kept in files: a host's ledgers of attempts."""
         self.damaged: set[str] = set()
         """Backups that somebody has spoiled since they were complete."""
+        self.archiving = False
+        """Logs are kept, and bases make themselves."""
         self.patient = False
         """Also what only waits for late uploads is waited for."""
         self.user: DatabaseUser
@@ -142,6 +145,11 @@ class Databases:
         backups = BackupController(process.port, store, blobs, notify, tick=TICK)
         process.spawn("instances", instances.instances_forever())
         process.spawn("backups", backups.run_forever())
+        logs = ArchiveController(
+            process.port, store, ThreadedLogs(self.stores, SimLanes(self.blobs)), notify,
+            keyring=self.keyring, places=self.stores.places, base_delay=10.0, tick=TICK,
+        )  # fmt: skip
+        process.spawn("archives", self._archives_forever(process, logs))
         if self._run.scenario in SCHEDULE_SCENARIOS:
             # Elsewhere it would only make every run longer.
             schedules = ScheduleController(
@@ -149,6 +157,12 @@ class Databases:
             )
             process.spawn("schedules", schedules.schedules.run_forever())
             process.spawn("retention", schedules.retention.run_forever())
+
+    async def _archives_forever(self, process: Process, logs: ArchiveController) -> None:
+        """Only where a scenario is about it: elsewhere a backup that nobody asked for would be in the way."""
+        while not self.archiving:
+            await process.port.pause(5.0, "archiving")
+        await logs.run_forever()
 
     def serve(self, process: Process, agent: Agent, host: SimHost) -> None:
         """The service for the guests' agents, in the process of the host's agent."""

@@ -41,6 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ARCHIVE_SECONDS: Final = 10.0
+ROW_MB: Final = 64
 ANSWER: Final = 30.0
 """As in ``guest/channel.py``: seconds for an answer, for large ones, and for that to a hello."""
 BULK: Final = 300.0
@@ -157,8 +158,8 @@ class Inside:
         return piece, data
 
     def log_waiting(self) -> int:
-        """MiB, so to speak: rows."""
-        return len(self.volume.rows) - self.volume.archived
+        """MiB, so to speak: a row has many."""
+        return (len(self.volume.rows) - self.volume.archived) * ROW_MB
 
     def stand_still(self, *, still: bool) -> None:
         """Everything in a paused guest stands still, the agent too."""
@@ -209,6 +210,7 @@ class Inside:
         self.volume.archived = len(rows)
         self.volume.cuts = []
         self.world.truth.timelines[self.volume.timeline] = rows
+        self.world.truth.archives.history_begins(self.volume.timeline, self.server_id, len(rows))
 
 
 class Line:

@@ -76,7 +76,10 @@ def window(archive: Archive, idle_until: float | None = None) -> Window | None:
     if not good:
         return None
     latest = good[-1].wall
-    if good[-1] is archive.marks[-1] and archive.closed_wall is None and idle_until is not None:
+    if good[-1] is not archive.marks[-1]:
+        # It answers until the next one, for which the log is not there (yet).
+        latest = max(latest, archive.marks[archive.marks.index(good[-1]) + 1].wall - 0.001)
+    elif archive.closed_wall is None and idle_until is not None:
         latest = max(latest, idle_until)
     return Window(archive.id, good[0].wall, latest)
 

@@ -13,6 +13,8 @@ from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.postgresql.segments import SEGMENT, place_of
 
 LINE: Final = 256
+LAST: Final = 2.0
+"""Seconds for a piece of a server that is to stop."""
 
 
 class LogSocket:
@@ -40,12 +42,20 @@ class LogSocket:
         finally:
             writer.close()
 
+    async def _kept(self, name: str, last: bool) -> bool:
+        """A server that is to stop waits for its log no longer than a moment."""
+        try:
+            async with asyncio.timeout(LAST if last else None):
+                return await self.keep(name)
+        except TimeoutError:
+            return False
+
     async def _answer(self, line: str, writer: asyncio.StreamWriter) -> None:
         verb, _, name = line.partition(" ")
         if "/" in name or name.startswith("."):
             writer.write(b"NO\n")
-        elif verb == "keep":
-            writer.write(b"OK\n" if await self.keep(name) else b"LATER\n")
+        elif verb in ("keep", "last"):
+            writer.write(b"OK\n" if await self._kept(name, verb == "last") else b"LATER\n")
         elif verb == "get" and self.log is not None:
             try:
                 data = await self.log.get(name)
