@@ -12,7 +12,6 @@ import resource
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from bench.figure import Figure, figure
 from bench.house import PIECE, House, worked
 from bench.pgbackrest import PgBackRest, Unusable
 from unstuck.blobs.age import recipient_of
-from unstuck.blobs.chunks import chunk_key, make_chunk
+from unstuck.blobs.chunks import LEVEL, chunk_key, make_chunk
 from unstuck.blobs.manifest import Manifest
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.want import Origin, WantedDatabase
@@ -52,10 +51,11 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct):
-    """Ours and the plain way's, turn about."""
+    """Ours and the plain way's, turn about; ``checked``: the plain way with our digests."""
 
-    ours: list[Cost]
-    plain: list[Cost]
+    ours: list[Cost] = []
+    plain: list[Cost] = []
+    checked: list[Cost] = []
 
 
 def backups() -> Iterator[Figure]:
@@ -73,6 +73,10 @@ def backups() -> Iterator[Figure]:
             bench.grown.clear()
             copied = bench.back_up()
             yield from _rates("backup", "the bare tool, packed alike", empty[0], copied)
+            digests = median(b.seconds / a.seconds for a, b in zip(copied.ours, copied.checked, strict=True))
+            work = _middle(copied.ours).work / _middle(copied.checked).work
+            yield figure("backup: agent over the same, with digests and pieces", digests, "of its rate",
+                         None, f"processor time {work:.2f}")  # fmt: skip
             size, packed = copied.ours[0].size, bench.packed
             yield Figure("backup: of so much", round(size), "MB", note=f"{packed:.0f} MB packed")
             yield bench.beside_pgbackrest()
@@ -154,22 +158,20 @@ class _Bench:
             connection.execute("CHECKPOINT")
         subprocess.run(["sync", "-f", self._root], check=True)
 
-    def _turn_about(self, ours: Callable[[], Cost], plain: Callable[[], Cost]) -> Pair:
-        pair = Pair([], [])
+    def _turn_about(self, **ways: Callable[[], Cost]) -> Pair:
+        """Each way as often as the others, now first, now last."""
+        pair = Pair()
         for turn in range(ROUNDS):
-            for kind in ("ours", "plain") if turn % 2 else ("plain", "ours"):
+            for kind in sorted(ways, reverse=bool(turn % 2)):
                 self._number += 1
                 self._quiet()
-                if kind == "ours":
-                    pair.ours.append(ours())
-                else:
-                    pair.plain.append(plain())
+                getattr(pair, kind).append(ways[kind]())
         return pair
 
     # --- backups
 
     def back_up(self) -> Pair:
-        return self._turn_about(self._copy, self._bare)
+        return self._turn_about(ours=self._copy, plain=self._bare, checked=lambda: self._bare(checked=True))
 
     def _copy(self) -> Cost:
         house, before, began = self._house, self._house.worked(), time.monotonic()
@@ -185,8 +187,11 @@ class _Bench:
         self.packed = sum(chunk.sealed_length for chunk in made.chunks) / 1e6
         return Cost(made.size / 1e6, seconds, house.worked() - before)
 
-    def _bare(self) -> Cost:
-        """pg_basebackup, its stream packed and written by two threads, each piece synced as ours are."""
+    def _bare(self, *, checked: bool = False) -> Cost:
+        """pg_basebackup, packed by two threads into a file that is synced in the end.
+
+        ``checked``: a file for each piece, synced each, with a digest of its data and of itself, as ours are.
+        """
         house, target = self._house, self._root / "bare"
         found = programs()
         assert found is not None
@@ -194,25 +199,31 @@ class _Bench:
         command = [*as_postgres(), found / "pg_basebackup", "-d", where, "-D", "-", "-Ft", "-X", "fetch",
                    "-c", "fast", "--manifest-checksums=SHA256"]  # fmt: skip
         recipient, store = recipient_of(house.cloud.identity), FolderObjects(target)
+        key = [pyrage.x25519.Recipient.from_str(recipient)]
         target.mkdir()
         before, began = _own() + worked(house.server_pid()), time.monotonic()
         tool = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
         assert tool.stdout is not None
-        free = threading.Semaphore(4)
         size = 0
 
-        def pack(index: int, plain: bytes) -> None:
+        def packed(index: int, plain: bytes) -> bytes:
+            if not checked:
+                return bytes(pyrage.encrypt(zstandard.ZstdCompressor(level=LEVEL).compress(plain), key))
             _, sealed = make_chunk(index, plain, recipient)
             store.put_new(f"bare/{index:08d}", sealed)
-            free.release()
+            return b""
 
-        with ThreadPoolExecutor(2) as pool:
-            index = 0
+        with ThreadPoolExecutor(2) as pool, (target / "file").open("wb") as file:
+            ahead: deque[Future[bytes]] = deque()
             while plain := tool.stdout.read(PIECE):
-                free.acquire()
-                pool.submit(pack, index, plain)
+                ahead.append(pool.submit(packed, size // PIECE, plain))
                 size += len(plain)
-                index += 1
+                if len(ahead) == 4:
+                    file.write(ahead.popleft().result())
+            for future in ahead:
+                file.write(future.result())
+            file.flush()
+            os.fsync(file.fileno())
         assert tool.wait() == 0
         seconds = time.monotonic() - began
         work = _own() + worked(house.server_pid()) - before
@@ -224,7 +235,7 @@ class _Bench:
         name = "backup: agent over pgBackRest with two processes"
         try:
             tool = PgBackRest(self._house, self._root / "pgbackrest")
-            pair = self._turn_about(self._copy, lambda: Cost(*tool.back_up()))
+            pair = self._turn_about(ours=self._copy, plain=lambda: Cost(*tool.back_up()))
         except Unusable as error:
             return Figure(name, None, "skipped", note=str(error))
         ours, theirs = _middle(pair.ours), _middle(pair.plain)
@@ -237,7 +248,7 @@ class _Bench:
     # --- restores
 
     def restore(self) -> Pair:
-        return self._turn_about(self._restore, self._unpack)
+        return self._turn_about(ours=self._restore, plain=self._unpack)
 
     def _restore(self) -> Cost:
         """From the agent's start to the first connection."""

@@ -22,6 +22,7 @@ from unstuck.core.instance.control import (
     DeleteServer,
     FailIt,
     FinishDelete,
+    GoBack,
     LookAgain,
     Settled,
     Shelve,
@@ -29,7 +30,7 @@ from unstuck.core.instance.control import (
     plan_control,
 )
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, DisableRoot, EnableRoot, Ok
-from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
+from unstuck.core.instance.view import Configured, DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Who
 from unstuck.core.server.data import Power, Thing, Want
@@ -76,6 +77,7 @@ class DatabaseHost(FakeHost):
             "generation": database.generation, "data": Thing.PRESENT, "server": ServerState.UP,
             "step": GuestStep.READY, "applied": True, "restart": database.restart,
             "root_enabled": want.server_id in self.roots, "volume_used_mb": 100, "volume_size_mb": 1000,
+            "configured": Configured(dict(database.parameters)),
             **self.sees, **self.views.get(want.server_id, {}),
         }  # fmt: skip
         who = msgspec.structs.replace(who, guest=made.incarnation)
@@ -115,6 +117,8 @@ def control_instances(store: Store) -> None:
         match plan_control(facts.instance, facts.now):
             case Apply():
                 store.transact(instance_work.apply_pending, instance_id)
+            case GoBack():
+                store.transact(instance_work.go_back, instance_id)
             case CancelBackup():
                 store.transact(instance_work.cancel_for_pending, instance_id)
             case FailIt(code, reason, remedy):

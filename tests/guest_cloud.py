@@ -120,7 +120,9 @@ class GuestCloud:
         backup = self._live()
         phase = Phase(ask.phase)
         self.backup = _late(
-            lambda: change.renew(backup, ask.nonce, ask.who.guest, phase, ask.size, ask.idle, 0.0)
+            lambda: change.renew(
+                backup, ask.nonce, ask.who.guest, phase, ask.size, ask.idle, 0.0, ask.put_off
+            )
         )
         return Renewed(stop_wanted(self.backup))
 

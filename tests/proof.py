@@ -182,6 +182,7 @@ DATABASE_FAULTS: dict[str, str] = {
     "B19": "another cloud's key",
     "B20": "agents are killed 50 times under load",
     "B21": "the tenant's root tries to read or become more than it may",
+    "B22": "the control plane is killed while it verifies a backup",
 }
 """Further faults at databases and their backups: of these no peer was measured."""
 

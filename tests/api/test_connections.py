@@ -207,6 +207,58 @@ def test_a_chunked_body_is_a_body(served: Served) -> None:
         assert sorted(one["keypair"]["name"] for one in found) == ["b", "in pieces"]
 
 
+MALFORMED = [b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}garbage\r\n", b"-1\r\n", b"2\r\n{}\r\n\r\n"]
+
+
+@pytest.mark.parametrize("chunks", MALFORMED)
+def test_a_body_in_malformed_chunks_is_refused_in_the_form_of_its_api(served: Served, chunks: bytes) -> None:
+    with served.client() as client:
+        token = served.token(client).encode()
+        for path, form in {
+            b"/compute/v2.1/os-keypairs": ("badRequest",),
+            b"/identity/v3/auth/tokens": ("error",),
+            b"/image/v2/images": ("message", "code", "title"),
+        }.items():
+            head = b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nX-Auth-Token: " + token
+            head += b"\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            with served.connect() as connection:
+                connection.sendall(head)
+                time.sleep(0.05)  # so that its handler waits for the body already
+                connection.sendall(chunks)
+                status, _, body = parsed(everything(connection))
+            assert status == 400, path
+            assert tuple(body)[: len(form)] == form
+            assert status == parsed(ask(served, head + chunks))[0]
+        assert client.get("/compute/v2.1/os-keypairs", headers={"x-auth-token": token}).json() == {
+            "keypairs": []
+        }
+
+
+def test_what_was_answered_before_its_body_was_here_is_not_answered_once_more(served: Served) -> None:
+    head = b"POST /compute/v2.1/os-keypairs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+        connection.sendall(MALFORMED[0])
+        assert b"HTTP" not in everything(connection)
+
+
+def test_an_upload_that_ends_in_a_malformed_chunk_is_refused_and_leaves_nothing(served: Served) -> None:
+    with served.client() as client:
+        headers = {"x-auth-token": served.token(client)}
+        image = client.post(
+            "/image/v2/images", headers=headers,
+            json={"name": "x", "disk_format": "raw", "container_format": "bare"},
+        ).json()  # fmt: skip
+        head = f"PUT /image/v2/images/{image['id']}/file HTTP/1.1\r\nHost: a\r\nX-Auth-Token: "
+        head += f"{headers['x-auth-token']}\r\nContent-Type: application/octet-stream\r\n"
+        head += "Transfer-Encoding: chunked\r\n\r\n"
+        answer = ask(served, head.encode() + b"5\r\nhello\r\nnot a length\r\n")
+        assert parsed(answer)[0] == 400
+        shown = client.get(f"/image/v2/images/{image['id']}", headers=headers).json()
+        assert shown["status"] == "queued"
+
+
 def test_a_head_that_does_not_come_in_time_is_not_waited_for(serve: Serve) -> None:
     served = serve(Gate(head_seconds=0.5))
     with served.connect() as silent, served.connect() as slow, served.connect() as between:

@@ -181,7 +181,7 @@ REFUSED = [
     ({"datastore": "postgresql"}, "datastore"),
     ({"replica_of": NOBODY}, "replica_of"),
     ({"replica_count": 2}, "replica_count"),
-    ({"configuration": NOBODY}, "configuration"),
+    ({"configuration": 7}, "configuration"),
     ({"modules": [{"id": NOBODY}]}, "modules"),
     ({"locality": "affinity"}, "locality"),
     ({"region_name": "elsewhere"}, "region_name"),
@@ -257,8 +257,9 @@ def test_name_and_access_change(trove: Trove, site: DatabaseSite) -> None:
     assert shown["access"] == {"is_public": False, "allowed_cidrs": ["10.0.0.0/8"]}
     assert [address["type"] for address in shown["addresses"]] == ["private"]
     assert trove.ask("PUT", one, json={"instance": {}}).status_code == 202
-    assert "upgrades" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "18"}})
-    assert "configuration" in trove.bad("PUT", one, json={"instance": {"configuration": NOBODY}})
+    assert "datastore_version" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "17"}})
+    assert "no version" in trove.bad("PATCH", one, json={"instance": {"datastore_version": "18"}})
+    assert NOBODY in trove.missing("PUT", one, json={"instance": {"configuration": NOBODY}})
     assert "replica" in trove.bad("PUT", one, json={"instance": {"replica_of": None}})
     assert "colour" in trove.bad("PUT", one, json={"instance": {"colour": "red"}})
 
@@ -380,11 +381,11 @@ def test_a_silent_agent_is_said_to_be_silent(trove: Trove, site: DatabaseSite) -
 
 def test_what_is_not_offered_says_so(trove: Trove, site: DatabaseSite) -> None:
     key = make(trove, site)
-    for kind in ("configurations", "modules", "clusters"):
+    for kind in ("modules", "clusters"):
         assert trove.get(f"/{kind}") == {kind: []}
         trove.missing("GET", f"/{kind}/{NOBODY}")
         assert "not offered" in trove.bad("POST", f"/{kind}", json={})
-    for path in ("configuration", "modules", "log", "ssl"):
+    for path in ("modules", "log", "ssl"):
         assert "not offered" in trove.bad("GET", f"/instances/{key}/{path}")
     trove.missing("GET", f"/clusters/{NOBODY}/root")
 

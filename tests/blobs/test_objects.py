@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.blobs.conftest import S3Server
+from tests.faulty_store import FaultyStore
 from unstuck.blobs.objects import (
     BlobError,
     Conflict,
@@ -117,6 +118,27 @@ def test_a_store_that_accepts_and_never_answers_is_given_up(s3: S3Server) -> Non
                 ask()
             assert said.value.problem is Problem.UNREACHABLE
     assert store.get("a/b") == b"1"
+
+
+ANSWERS = {
+    401: Problem.REFUSED, 403: Problem.REFUSED, 507: Problem.FULL, 400: Problem.FAULT, 404: Problem.FAULT,
+    429: Problem.FAULT, 500: Problem.FAULT, 503: Problem.FAULT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", ANSWERS)
+def test_what_a_store_answered_is_told_by_its_status_and_without_its_address(status: int) -> None:
+    proxy = FaultyStore("http://127.0.0.1:1")
+    # Names with numbers that would mean something as a status.
+    where = Location("s3://bucket/403/507", proxy.url, access_key="a", secret_key="b")
+    store = open_objects(where, answer=1.0)
+    with proxy.doing(status), pytest.raises(BlobError) as said:
+        store.put_new("401/timeout", b"1")
+    proxy.close()
+    assert said.value.problem is ANSWERS[status]
+    assert f"it answered {status} " in said.value.reason
+    assert "a fault that a test has asked for" in said.value.reason
+    assert "127.0.0.1" not in said.value.reason
 
 
 def test_deleting_leaves_no_empty_folder(folder: Objects, tmp_path: Path) -> None:

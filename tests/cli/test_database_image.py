@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tests.cli.test_up_and_down import Cli
 
+from unstuck.cli.checks import Check
 from unstuck.cli.cloud import Cloud, connect
+from unstuck.cli.dbcheck import datastore_versions
 from unstuck.cli.dbimage import register
 from unstuck.cli.errors import CliError
 
@@ -72,6 +74,45 @@ def test_registering_makes_one_version_whose_image_follows_its_content(cli: Cli,
         (first / "vmlinux").write_bytes(b"other bytes")
         with pytest.raises(CliError, match="is damaged; build it again: unstuck image build postgresql"):
             register(cloud, first)
+
+
+def test_doctor_says_what_keeps_databases_from_being_made_and_registering_again_mends_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    built = image(tmp_path / "first", "one")
+    cli.up()
+    with connect(cli.state) as cloud:
+
+        def said(name: str = "postgresql 15") -> Check:
+            return next(check for check in datastore_versions(cloud, cli.state) if check.name == name)
+
+        assert "no datastore version is registered" in said("databases").detail
+        register(cloud, built)
+        assert said() == Check("postgresql 15", "ok", said().detail)
+        assert "server 15.20" in said().detail
+
+        (version,) = versions(cloud)
+        path = f"/image/v2/images/{version['image']}"
+        patch = [{"op": "replace", "path": "/min_ram", "value": 0}]
+        kind = {"content-type": "application/openstack-images-v2.1-json-patch"}
+        cloud.ask("PATCH", path, json=patch, headers=kind)
+        assert (said().level, "128 MiB" in said().detail) == ("note", True)
+        register(cloud, built)
+        assert cloud.get(path)["min_ram"] == 128
+        assert said().level == "ok"
+
+        cloud.ask("POST", f"{path}/actions/deactivate")
+        assert (said().level, "is deactivated" in said().detail) == ("fault", True)
+        cloud.ask("POST", f"{path}/actions/reactivate")
+        kernel = cloud.get(path)["kernel_id"]
+        (data,) = (cli.state.root / "blobs" / "images").glob(f"{kernel}.*")
+        data.rename(tmp_path / "elsewhere")
+        assert f"openstack image delete {kernel}" in said().remedy
+        cloud.ask("DELETE", f"/image/v2/images/{kernel}")
+        assert (said().level, "was deleted" in said().detail) == ("fault", True)
+        assert said().detail in cli.run("doctor", code=1)
+        register(cloud, built)
+        assert said().level == "ok"
 
 
 def test_the_tiny_image_is_not_registered(cli: Cli) -> None:

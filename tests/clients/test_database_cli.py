@@ -256,14 +256,12 @@ def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("database configuration create c {} --datastore postgresql", "not offered"),
-        ("database configuration default shop", "not offered"),
         ("database log list shop", "not offered"),
         ("database ssl show shop", "not offered"),
         ("database instance promote shop", "not offered"),
         ("database instance eject shop", "not offered"),
         ("database instance detach shop", "not offered"),
-        ("database instance upgrade shop 18", "not offered"),
+        ("database instance upgrade shop 18", "no version"),
         ("database instance create r --replica-of shop", "not offered"),
         ("database cluster create c postgresql 17 --instance flavor=3,volume=1", "not offered"),
     ],
@@ -274,5 +272,52 @@ def test_what_is_not_offered_is_said_to_the_user(openstack: Shell, line: str, wo
 
 
 def test_lists_of_what_is_not_offered_are_empty(openstack: Shell) -> None:
-    assert openstack.json("database configuration list") == []
     assert openstack.json("database cluster list") == []
+
+
+def test_configuration_groups_from_the_parameters_to_the_instance(openstack: Shell, cloud: Databases) -> None:
+    listed = openstack.json("database configuration parameter list 17 --datastore postgresql")
+    assert {"max_connections", "work_mem"} <= {item["Name"] for item in listed}
+    shown = openstack.json("database configuration parameter show 17 work_mem --datastore postgresql")
+    assert (shown["name"], shown["restart_required"]) == ("work_mem", False)
+    values = '{"work_mem": "8MB", "max_connections": 55}'
+    made = openstack.json(
+        "database configuration create fast", values, "--datastore", "postgresql", "--datastore-version",
+        "17", "--description", "for reports",
+    )  # fmt: skip
+    assert made["instance_count"] == 0
+    create(openstack)
+    healthy(openstack, "shop")
+    openstack("database configuration attach shop fast")
+    shown = openstack.json("database instance show shop")
+    assert shown["configuration"] == made["id"]
+    [having] = openstack.json("database configuration instances fast")
+    assert having["Name"] == "shop"
+    refused(openstack, "database configuration delete fast", "attached")
+    openstack(f"database configuration parameter set {made['id']}", '{"jit": false}')
+    values = openstack.json("database configuration show fast")["values"]
+    assert "jit" in values
+    assert "work_mem" in values
+    openstack(f"database configuration set {made['id']}", '{"jit": true}', "--name", "slow")
+    assert "work_mem" not in openstack.json("database configuration show slow")["values"]
+    assert openstack.json("database configuration default shop")["max_connections"]
+    refused(openstack, 'database configuration create bad {"fsync":false} --datastore postgresql', "fsync")
+    openstack("database configuration detach shop")
+    assert "configuration" not in openstack.json("database instance show shop")
+    other = f"database instance create other --flavor m1.tiny --size 1 --configuration {made['id']}"
+    assert openstack.json(other + " --datastore postgresql --datastore-version 17")["name"] == "other"
+    openstack("database instance delete other")
+    wait(lambda: len(openstack.json("database instance list")) == 1)
+    openstack("database configuration delete slow")
+    assert openstack.json("database configuration list") == []
+
+
+def test_an_instance_gets_another_version_of_its_datastore(openstack: Shell, cloud: Databases) -> None:
+    create(openstack)
+    healthy(openstack, "shop")
+    openstack("datastore version create 17.9 postgresql postgresql", cloud.site.image, "--active")
+    openstack("datastore version create 19 postgresql postgresql", cloud.site.image, "--active")
+    refused(openstack, "database instance upgrade shop 19", "major version")
+    openstack("database instance upgrade shop 17.9")
+    assert healthy(openstack, "shop")["datastore_version"] == "17.9"
+    refused(openstack, "database instance upgrade shop 17.9", "already")

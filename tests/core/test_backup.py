@@ -39,6 +39,7 @@ from unstuck.core.backup.data import (
     Unanswered,
     Verified,
 )
+from unstuck.core.backup.explain import explain
 from unstuck.core.backup.status import status
 
 NOW = 1000.0
@@ -93,6 +94,17 @@ def test_every_phase_has_a_limit_of_its_own_for_standing_still(phase: Phase) -> 
     plan = plan_backup(hung, NOW + limit)
     assert isinstance(plan, NextAttempt)
     assert f"nothing moved for {limit:.0f} s" in plan.reason
+
+
+def test_what_the_blob_store_said_is_in_the_reason_and_forgotten_once_it_takes_pieces() -> None:
+    limit = TAKEN.limits.stalls[Phase.UPLOADING]
+    full = change.renew(TAKEN, "n1", 7, Phase.UPLOADING, 9, limit, NOW + limit, "507 full")
+    assert "9 bytes so far: 507 full" in explain(full, NOW + limit - 1).why
+    plan = plan_backup(change.store_said(full, Absent(1)), NOW + limit)
+    assert isinstance(plan, NextAttempt)
+    assert plan.reason == f"it waited for the blob store and nothing moved for {limit:.0f} s: 507 full"
+    goes_on = change.renew(full, "n1", 7, Phase.COPYING, 9, 0.0, NOW + limit)
+    assert "507" not in explain(goes_on, NOW + limit).why
 
 
 def test_an_agent_that_is_heard_but_does_not_work_is_not_alive() -> None:
@@ -223,11 +235,29 @@ def test_what_was_written_and_is_no_backup_is_not_complete() -> None:
     assert plan_backup(bad, NOW) == NextAttempt("piece 3 is missing")
 
 
+def test_a_verification_whose_controller_vanished_is_tried_once_more_whatever_the_deadline() -> None:
+    """A deadline shorter than a controller's lease condemns no good backup for the controller's crash."""
+    done = change.verifying(change.report(TAKEN, "n1", 7, Done("d"), NOW), NOW)
+    much_later = NOW + 2 * done.limits.verify
+    assert plan_backup(done, much_later) == Verify(1, "d")
+    again = change.verifier_vanished(done, much_later)
+    assert plan_backup(change.verified(again, Verified(9)), much_later) == End(Ended(Ending.COMPLETED, ""))
+    match plan_backup(again, much_later):
+        case End(ended):
+            assert ended.reason == "it could not be verified in time: the controller that asked has vanished"
+        case other:
+            raise AssertionError(other)
+    early = change.verifier_vanished(done, NOW + 1.0)
+    assert plan_backup(early, NOW + done.limits.verify - 1.0) == Verify(1, "d")
+    said = change.verified(done, Rotten("piece 3 is missing"))
+    assert change.verifier_vanished(said, much_later) == said
+
+
 # Any world: whatever agent and blob store do, it ends within its deadlines.
 
 AGENT = st.sampled_from(["nothing", "claim", "work", "idle", "done", "gave", "late", "vanish"])
 STORE = st.sampled_from(["absent", "present", "away"])
-VERDICT = st.sampled_from(["good", "rotten", "away"])
+VERDICT = st.sampled_from(["good", "rotten", "away", "lost"])
 USER = st.sampled_from(["nothing"] * 12 + ["cancel", "delete", "instance"])
 STEP = st.tuples(AGENT, STORE, VERDICT, USER, st.floats(0.1, 60.0))
 
@@ -246,6 +276,7 @@ class World:
         self.backup, self.now, self.incarnation = NEW, NOW, 1
         self.moved, self.size = NOW, 0
         self.written: int | None = None
+        self.lost = False
 
     def agent(self, what: str) -> None:
         nonce, attempt = self.backup.attempt.nonce, self.backup.attempt
@@ -284,7 +315,12 @@ class World:
                 answer = said.get(store, Unanswered(self.now, "away"))
                 self.backup = change.store_said(self.backup, answer)
             case Verify():
+                if self.lost:
+                    self.backup = change.verifier_vanished(self.backup, self.now)
                 self.backup = change.verifying(self.backup, self.now)
+                self.lost = verdict == "lost"
+                if self.lost:
+                    return
                 found = {"good": Verified(1), "rotten": Rotten("r")}
                 answer_ = found.get(verdict, Unanswered(self.now, "away"))
                 self.backup = change.verified(self.backup, answer_)

@@ -27,7 +27,7 @@ from tests.core.instance_states import (
 from tests.core.test_instance_control import everything
 from unstuck.core.instance.data import Instance, PendingKind
 from unstuck.core.instance.status import status
-from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.view import Configured, ServerState
 from unstuck.core.server.data import Operation, OperationKind
 
 REBOOT = Operation("o", OperationKind.REBOOT, 2, soft=True, since=1990.0, deadline=2100.0)
@@ -70,7 +70,7 @@ CELLS: list[tuple[str, Instance, tuple[str, str]]] = [
     ("its server was rebooted by an administrator", but(ACTIVE, server=server(operation=REBOOT)),
      ("REBOOT", "")),
     ("its server is off", but(ACTIVE, server=OFF), ("SHUTDOWN", "")),
-    ("settings need a restart", but(ACTIVE, seen=view(facts={"pending_restart": "shared_buffers"})),
+    ("settings need a restart", but(ACTIVE, seen=view(configured=Configured(waiting=("shared_buffers",)))),
      ("RESTART_REQUIRED", "HEALTHY")),
     ("it is deleted", but(ACTIVE, deleted=True), ("SHUTDOWN", "")),
     ("it is deleted and failed", but(ACTIVE, deleted=True, failure=FAILURE), ("SHUTDOWN", "")),

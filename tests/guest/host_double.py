@@ -326,10 +326,17 @@ class SocketControl:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._incarnation = 0
+        self._bulk: dict[str, set[asyncio.StreamWriter]] = {}
+
+    def forget(self, nonce: str) -> None:
+        for writer in self._bulk.pop(nonce, ()):
+            writer.transport.abort()
 
     async def ask(self, request: Request, blob: bytes = b"") -> tuple[Response, bytes]:
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+            if isinstance(request, Store | Finish):
+                self._bulk.setdefault(request.nonce, set()).add(writer)
             try:
                 await send(writer, self._incarnation, msgspec.json.encode(request), blob)
                 _, text, back = await receive(reader)

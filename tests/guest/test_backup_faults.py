@@ -184,12 +184,25 @@ def test_a_full_store_is_waited_for_and_shown_as_what_is_waited_for(guest: Guest
 def test_a_store_that_stays_full_ends_the_attempt(guest: Guest) -> None:
     guest.host.full = "the bucket is full"
     offer(guest, "fuller", stalls=QUICK)
-    assert "the blob store took no piece" in gave_up(guest, "fuller")
+    assert "the blob store took no piece: the bucket is full" in gave_up(guest, "fuller")
+    assert guest.host.renewals[-1].put_off == "the bucket is full"
     nothing_is_left(guest)
 
 
+@pytest.mark.slow
+def test_a_store_that_hangs_holds_nobody_up_once_its_attempt_is_over(guest: Guest) -> None:
+    guest.host.slow = 100.0
+    offer(guest, "hung", stalls=QUICK)
+    assert "the blob store took no piece" in gave_up(guest, "hung")
+    nothing_is_left(guest)
+    guest.host.slow = 0.0
+    began = time.monotonic()
+    assert guest.back_up("after-hung").size > 16 << 20
+    assert time.monotonic() - began < 30.0
+
+
 def test_an_attempt_that_is_to_stop_stops(guest: Guest) -> None:
-    guest.host.slow = 0.3
+    guest.host.slow = 2.0  # it has to last until it asks again, with several pieces on their way at once
     offer(guest, "stop")
     wait_for(lambda: guest.host.stored.get("stop"))
     guest.host.stop["stop"] = "the backup was cancelled"

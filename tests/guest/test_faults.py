@@ -217,8 +217,8 @@ def test_a_frozen_server_is_restarted_if_that_is_wanted(guest: Guest) -> None:
 def test_settings_and_access_change_in_the_running_server(guest: Guest) -> None:
     want = serve(guest)
     pid = guest.server_pid()
-    want = change(guest, want, settings={"work_mem": "7MB", "max_connections": "77"})
-    wait_for(lambda: guest.view().facts.get("pending_restart") == "max_connections")
+    want = change(guest, want, parameters={"work_mem": "7MB", "max_connections": "77"})
+    wait_for(lambda: waiting(guest) == ("max_connections",))
     with guest.connect() as connection:
         assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
     assert guest.server_pid() == pid
@@ -228,7 +228,12 @@ def test_settings_and_access_change_in_the_running_server(guest: Guest) -> None:
     guest.ready()
     with guest.connect() as connection:
         assert connection.execute("SHOW max_connections").fetchone() == ("77",)
-    assert "pending_restart" not in guest.view().facts
+    assert waiting(guest) == ()
+
+
+def waiting(guest: Guest) -> tuple[str, ...]:
+    found = guest.view().configured
+    return () if found is None else found.waiting
 
 
 def no_way_in(guest: Guest) -> bool:
@@ -237,18 +242,6 @@ def no_way_in(guest: Guest) -> bool:
     except psycopg.OperationalError as error:
         return "no pg_hba.conf entry" in str(error)
     return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"work_mem": "plenty"}, {"no_such_thing": "1"}, {"archive_command": "true"}, {"a b": "1"}]
-)
-def test_a_bad_setting_is_told_and_keeps_no_server_down(guest: Guest, settings: dict[str, str]) -> None:
-    guest.host.wants(guest.want(origin=SHOP, settings=settings))
-    guest.start()
-    guest.ready()
-    wait_for(lambda: guest.view().facts.get("settings_refused"))
-    guest.connect().close()
 
 
 @pytest.mark.slow

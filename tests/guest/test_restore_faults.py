@@ -336,7 +336,7 @@ def test_a_volume_that_fills_up_in_a_restore_is_told_and_made_room_for(
 @pytest.mark.slow
 def test_a_full_volume_stops_a_server_and_room_brings_it_back(small: Callable[[int], Guest]) -> None:
     guest = small(120)
-    guest.host.wants(guest.want(origin=SHOP, settings={"max_wal_size": "64MB"}))
+    guest.host.wants(guest.want(origin=SHOP, parameters={"max_wal_size": "64MB"}))
     guest.start("", "--mounted")
     guest.ready()
     with guest.connect() as connection:

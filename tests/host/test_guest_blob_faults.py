@@ -32,6 +32,7 @@ from unstuck.core.instance.guestwire import (
 )
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.server.data import Thing
+from unstuck.guest.control import Away
 from unstuck.host.client import HttpControl
 from unstuck.host.guestclient import HttpDatabase
 from unstuck.host.pieces import Direct, Places
@@ -152,6 +153,46 @@ def test_a_store_that_hangs_holds_up_nothing_but_its_own_pieces(tmp_path: Path) 
                 while await patiently(guest, Store("n1", chunk), sealed) != Done():  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert await patiently(guest, Finish("n1", content_of(pieces, PIECE))) == Done()
+
+    play(work)
+
+
+@pytest.mark.parametrize("ends", ["the attempt", "the connection"])
+def test_pieces_that_nobody_waits_for_in_a_store_that_hangs_hold_no_room(tmp_path: Path, ends: str) -> None:
+    """The next attempt, of the same agent or of the next one, begins at once."""
+    site = Site(tmp_path)
+    faulty = Faulty(site.cloud.root)
+    faulty.hangs = threading.Event()
+
+    async def work() -> None:
+        site.cloud.offer()
+        pieces = pieces_of(site.cloud, os.urandom(3 * PIECE), PIECE)
+        async with site.host(places=At(Direct(faulty))) as host, site.guest() as guest:
+            assert await patiently(guest, Take("backup-1", "n1")) == Done()
+            stores = [asyncio.ensure_future(guest.ask(Store("n1", it), sealed)) for it, sealed in pieces]
+            await until(lambda: host.within.used > 2 * PIECE)
+            began = time.monotonic()
+            if ends == "the attempt":
+                guest.forget("another")
+                await asyncio.sleep(0.1)
+                assert not any(store.done() for store in stores)
+                guest.forget("n1")
+                said = await asyncio.gather(*stores, return_exceptions=True)
+                assert {type(each) for each in said} == {Away}
+            else:
+                for store in stores:
+                    store.cancel()
+                assert guest._link is not None
+                guest._link.abort()
+            await until(lambda: host.within.used == 0)
+            assert time.monotonic() - began < 5.0
+            assert faulty.hangs is not None
+            faulty.hangs.set()
+            site.cloud.offer("n2")
+            host.service.hold(site.cloud.want())
+            assert await patiently(guest, Take("backup-1", "n2")) == Done()
+            for chunk, sealed in pieces:
+                assert await patiently(guest, Store("n2", chunk), sealed) == Done()
 
     play(work)
 

@@ -117,6 +117,21 @@ def test_the_control_plane_is_killed_while_a_backup_runs(shop: Instance, phase: 
     shop.free()
 
 
+@proves("B22", ends="COMPLETED: whoever verifies next tries to the end")
+def test_the_control_plane_is_killed_while_it_verifies_and_the_deadline_for_that_is_short(
+    shop: Instance,
+) -> None:
+    shop.made.settings(verify=15.0)
+    shop.cloud.kill("control")
+    shop.cloud.start("control", "blobs.verify")
+    backup = shop.request()
+    shop.cloud.until_stopped("control", "blobs.verify")
+    shop.cloud.kill("control")
+    shop.cloud.start("control")
+    assert shop.completed(backup, 200.0)["unstuck"]["attempt"] == 1
+    shop.free()
+
+
 @proves("B15", ends="COMPLETED; the database is in use all the time")
 def test_the_control_plane_is_away_for_longer_than_the_lease(shop: Instance) -> None:
     backup, holds = shop.held("copying")

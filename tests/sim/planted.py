@@ -121,6 +121,17 @@ PLANTED = (
             (databases.nobody_looks_again_at_a_backup, "agent_dead_before_the_request", "stuck"),
             (databases.slots_of_dead_attempts_stay, "agent_dies_during_the_backup", "orphans"),
             (databases.a_late_word_opens_a_backup_again, "cancel_a_backup", "final is final"),
+            (
+                databases.parameters_on_trial_are_never_given_up,
+                "parameters_no_server_starts_with",
+                "did not become",
+            ),
+            (databases.a_failed_upgrade_stays_where_it_is, "upgrade_that_fails", "did not become"),
+            (
+                databases.a_changed_group_is_told_to_nobody,
+                "parameters_of_many",
+                "parameters: ",
+            ),
         )
     ),
 )

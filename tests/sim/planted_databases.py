@@ -13,12 +13,13 @@ from unstuck.core.backup import change
 from unstuck.core.backup import control as backup_control
 from unstuck.core.backup.data import Backup, Claimed, Done, Gave, Phase, Present
 from unstuck.core.instance import control as instance_control
+from unstuck.core.instance import trial
 from unstuck.core.instance.guest import Decision, Sight, plan_guest
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest import agent as agent_module
 from unstuck.guest.agent import Agent
 from unstuck.sim.blobs import SimObjects
-from unstuck.store import backup_rows
+from unstuck.store import backup_rows, configurations
 from unstuck.store.backup_work import Work
 
 Monkey = pytest.MonkeyPatch
@@ -123,3 +124,15 @@ def a_late_word_opens_a_backup_again(patch: Monkey) -> None:
         return report(msgspec.structs.replace(backup, ended=None), nonce, by, said, now)
 
     patch.setattr(change, "report", late)
+
+
+def parameters_on_trial_are_never_given_up(patch: Monkey) -> None:
+    patch.setattr(trial, "TRIES", 10**9)
+
+
+def a_changed_group_is_told_to_nobody(patch: Monkey) -> None:
+    patch.setattr(configurations, "_tell", lambda _tx, _rows: [])
+
+
+def a_failed_upgrade_stays_where_it_is(patch: Monkey) -> None:
+    patch.setattr(instance_control, "upgrade_failed", lambda _instance, _now: None)

@@ -122,8 +122,12 @@ class Databases(Cloud):
                 facts, attempt=attempt, created=facts.created - seconds,
                 collect_after=facts.collect_after - seconds,
                 stop_since=None if facts.stop_since is None else facts.stop_since - seconds,
+                verify_since=None if facts.verify_since is None else facts.verify_since - seconds,
             )  # fmt: skip
-            new = {"facts": msgspec.json.encode(older).decode(), "next_look": 0.0}
+            new = {
+                "facts": msgspec.json.encode(older).decode(), "next_look": 0.0,
+                "lease_until": table.c.lease_until - seconds,
+            }  # fmt: skip
             tx.execute(sa.update(table).where(table.c.id == backup_id).values(**new))
 
         self.store.transact(change)

@@ -11,7 +11,7 @@ from tests.backup_world import PLACES, add_instance, set_instance
 from tests.store.backup_play import DIGEST, Databases
 from unstuck.blobs.stores import Places
 from unstuck.core.backup.control import Collect, Verify
-from unstuck.core.backup.data import Absent, Done, Gave, Rotten, Unanswered, Verified
+from unstuck.core.backup.data import Absent, Done, Ending, Gave, Rotten, Unanswered, Verified
 from unstuck.core.backup.limits import Wish
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.store import backup_attempts, backup_work, backups
@@ -252,7 +252,33 @@ def test_what_one_controller_looks_at_no_other_takes_up_before_its_lease_ends(cl
     assert cloud.due() == [backup_id]
     assert cloud.begin(backup_id, "two").work is not None
     cloud.store.transact(backup_work.store_verified, backup_id, "one", Rotten("late"), None)
-    assert cloud.facts(backup_id).verdict is None
+    assert isinstance(cloud.facts(backup_id).verdict, Unanswered)  # that "one" has said nothing in its time
+
+
+def test_a_controller_that_dies_while_it_verifies_fails_no_backup_whose_deadline_is_shorter_than_its_lease(
+    cloud: Databases,
+) -> None:
+    backup_id = cloud.backup(limits={"verify": 30.0})
+    cloud.take(backup_id)
+    cloud.end(backup_id, Done(DIGEST))
+    for controller in ("one", "two"):
+        assert cloud.begin(backup_id, controller).work is not None
+        cloud.age(backup_id, 121.0)
+    assert cloud.begin(backup_id, "three").work is None  # it cannot be verified: two have tried, time is over
+    ended = cloud.facts(backup_id).ended
+    assert ended is not None
+    assert ended.ending is Ending.FAILED
+
+    cloud.store.transact(backups.delete_backup, backup_id, "project")
+    backup_id = cloud.backup(limits={"verify": 30.0})
+    grant = cloud.take(backup_id)
+    cloud.end(backup_id, Done(DIGEST))
+    assert cloud.begin(backup_id, "one").work is not None
+    cloud.age(backup_id, 121.0)
+    assert cloud.begin(backup_id, "two").work is not None
+    written = Written(grant.prefix, DIGEST, 99, "{}")
+    cloud.store.transact(backup_work.store_verified, backup_id, "two", Verified(99), written)
+    assert cloud.shown(backup_id) == "COMPLETED"
 
 
 def test_a_verified_backup_is_complete_and_says_what_was_verified(cloud: Databases) -> None:

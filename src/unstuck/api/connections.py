@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, Final, Protocol, cast
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from unstuck.api.errors import ApiError, render_own
 from unstuck.api.vouch import VOUCH, Vouched
@@ -212,7 +212,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._forward = True
         self._have_head()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle is not before:
+            _hear_of_refusals(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._forward = True
@@ -228,17 +231,29 @@ class Connection(HttpToolsProtocol):
     # --- refusals
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        in_body = self.cycle is not None and self.cycle.more_body
+        self._refuse(
+            400, "The body of the request cannot be read: its chunks are malformed." if in_body else msg
+        )
 
     def _refuse(self, status: int, message: str) -> None:
-        """Hear no more, answer, and close; an answer that is under way is ended first."""
+        """Hear no more, answer, and close; an answer that is under way is ended first.
+
+        In the middle of a body its handler answers, in the form of its API.
+        """
         self._refused = True
         self._have_head()
         self._unset_keepalive_if_required()
         if not self.idle:
-            if self.cycle.more_body:  # its handler waits for what does not come
-                self.cut()
             self.cycle.keep_alive = False
+            if self.cycle.more_body and self.cycle.response_started:
+                self.cut()  # its handler waits for what does not come, and has said something else already
+            elif self.cycle.more_body:
+                setattr(self.cycle, _REFUSAL, ApiError(status, message))
+                self.cycle.message_event.set()
+            return
+        if self.cycle is not None and self.cycle.more_body:  # it was answered before all of it was here
+            self.transport.close()
             return
         request_id = f"req-{uuid.uuid4()}"
         body = msgspec.json.encode(render_own(ApiError(status, message), request_id))
@@ -250,6 +265,23 @@ class Connection(HttpToolsProtocol):
         # A client that is cut off while it sends may never see the answer: let it read, for a moment.
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+_REFUSAL: Final = "unstuck_refusal"
+
+
+def _hear_of_refusals(cycle: RequestResponseCycle) -> None:
+    """A handler that reads a body which is none is told so, and answers in its own API's form."""
+    receive = cycle.receive
+
+    async def receive_or_refuse() -> Any:
+        message = await receive()
+        refusal = getattr(cycle, _REFUSAL, None)
+        if refusal is not None:
+            raise refusal
+        return message
+
+    cycle.receive = receive_or_refuse  # type: ignore[method-assign]
 
 
 async def end_when_deaf(port: AsyncPort, address: Any) -> None:

@@ -282,32 +282,50 @@ def _as_blob_error() -> Iterator[None]:
     """Errors of the system and of the library, as what they mean to us."""
     try:
         yield
-    except (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError) as error:
-        raise BlobError(Problem.REFUSED, _first_line(error)) from error
     except exceptions.BaseError as error:
-        raise BlobError(_remote_problem(str(error)), _first_line(error)) from error
+        raise _remote_error(error) from error
     except PermissionError as error:
         raise BlobError(Problem.REFUSED, error.strerror or str(error)) from error
     except OSError as error:
+        if error.errno is None:  # one of the library's
+            raise _remote_error(error) from error
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         problem = Problem.FULL if full else Problem.FAULT
         raise BlobError(problem, error.strerror or str(error)) from error
 
 
-def _remote_problem(text: str) -> Problem:
-    """By the status in the library's text: it has no other form of it."""
-    if re.search(r"\b(403|401)\b|SignatureDoesNotMatch|InvalidAccessKeyId", text):
-        return Problem.REFUSED
-    if re.search(r"\b507\b|QuotaExceeded|InsufficientStorage", text):
-        return Problem.FULL
-    if re.search(r"error sending request|timed? ?out|timeout|connect|dns", text, re.IGNORECASE):
-        return Problem.UNREACHABLE
-    return Problem.FAULT
+_STATUS: Final = re.compile(r"status code: (\d{3})([^:\n]*):? ?([^\n]*)")
+_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_FULL: Final = frozenset({"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity"})
+_OWN_WORDS: Final = re.compile(r"retry_timeout: \S+")
+_LONGEST: Final = 300
+_NO_ANSWER: Final = re.compile(r"HTTP error|error sending request|timed? ?out|connect|\bdns\b", re.IGNORECASE)
 
 
-def _first_line(error: Exception) -> str:
+def _remote_error(error: Exception) -> BlobError:
+    """What a store of the network said. The library has the status in its text only, which goes on with what
+    it prints of itself: numbers and words there say nothing."""
+    text, line = str(error), _first_line(error, 2000)
+    refused = isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError)
+    answer = _STATUS.search(line)
+    if answer is None:
+        problem = Problem.UNREACHABLE if _NO_ANSWER.search(_OWN_WORDS.sub("", line)) else Problem.FAULT
+        return BlobError(Problem.REFUSED if refused else problem, line[:_LONGEST])
+    code = _CODE.search(text)
+    said = f"it answered {answer[1]}{answer[2].rstrip()}"
+    if code is not None:
+        said += f" ({code[1]})"
+    elif answer[3].strip() and not answer[3].startswith("<"):
+        said += f": {answer[3].strip()}"
+    if refused or answer[1] in ("401", "403"):
+        return BlobError(Problem.REFUSED, said[:_LONGEST])
+    full = answer[1] == "507" or (code is not None and code[1] in _FULL)
+    return BlobError(Problem.FULL if full else Problem.FAULT, said[:_LONGEST])
+
+
+def _first_line(error: Exception, most: int) -> str:
     """Without what a library prints of itself below the first line; never longer than a message."""
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return str(error).strip().splitlines()[0][:most] if str(error).strip() else type(error).__name__
 
 
 def _write(path: Path, data: bytes) -> None:

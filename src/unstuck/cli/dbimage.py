@@ -44,7 +44,9 @@ def register(cloud: Cloud, folder: Path) -> str:
     for role in _PARTS:
         if role in files:
             parts[f"{role}_id"] = _upload(cloud, datastore, role, files[role], folder, {})
-    image = _upload(cloud, datastore, "root", files["root"], folder, {**parts, "min_ram": kind.least_mb})
+    says = {**parts, "min_ram": kind.least_mb}
+    image = _upload(cloud, datastore, "root", files["root"], folder, says)
+    _mend(cloud, image, says)
     _set_version(cloud, datastore, series, server, image)
     return series
 
@@ -62,6 +64,20 @@ def _upload(
     """Named by its content: what changed is another image."""
     name = f"{datastore}-{role}-{entry['sha512'][:12]}"
     return upload_one(cloud, name, entry, folder / entry["name"], more, visibility="private")
+
+
+def _mend(cloud: Cloud, image: str, says: dict[str, Any]) -> None:
+    """One that was there already may have been uploaded by an earlier version, which did not say how much
+    memory it needs, or name a kernel that was deleted since."""
+    found = cloud.get(f"/image/v2/images/{image}")
+    patch = [
+        {"op": "add", "path": f"/{key}", "value": value}
+        for key, value in says.items()
+        if found.get(key) != value
+    ]
+    if patch:
+        headers = {"content-type": "application/openstack-images-v2.1-json-patch"}
+        cloud.ask("PATCH", f"/image/v2/images/{image}", json=patch, headers=headers)
 
 
 def _set_version(cloud: Cloud, datastore: str, name: str, server: str, image: str) -> None:

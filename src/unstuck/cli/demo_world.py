@@ -39,10 +39,11 @@ class Failed(Exception):
 class World:
     """A cloud in a temporary folder with a home of its own: nothing of the user's is touched."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "unstuck-demo-") -> None:
         image, self.database_image = _fit()
-        self.root = Path(tempfile.mkdtemp(prefix="unstuck-demo-"))
+        self.root = Path(tempfile.mkdtemp(prefix=prefix))
         self.state = State(self.root / "state")
+        self.furnish()
         home = self.root / "home"
         home.mkdir()
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("OS_", "UNSTUCK_"))}
@@ -52,6 +53,9 @@ class World:
         }  # fmt: skip
         for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
             self.environment.pop(name, None)
+
+    def furnish(self) -> None:
+        """What has to be in the folder before anything else; nothing here."""
 
     # --- commands
 

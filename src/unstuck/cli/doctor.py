@@ -71,6 +71,7 @@ def doctor(
     except StateError as error:
         raise CliError(str(error)) from None
     checks = [*machine(found, driver), *_processes(found), *_records(found), *_keys(found)]
+    checks += _databases(found)
     differences = _differences(found, driver) if found.prepared() else []
     recovery = _recovery(found) if found.prepared() else None
     bad = bool(differences or recovery) or any(check.level == "fault" for check in checks)
@@ -100,6 +101,16 @@ def _keys(state: State) -> list[Check]:
         remedy = "Keep a copy elsewhere, then say: unstuck doctor --recovery-saved"
         out.append(Check("recovery key", "note", f"{state.recovery} may be the only copy", remedy))
     return out
+
+
+def _databases(state: State) -> list[Check]:
+    """Of the cloud that runs."""
+    from unstuck.cli.dbcheck import datastore_versions
+
+    if not state.prepared() or holder(state.control_lock) is None:
+        return []
+    with connect(state) as cloud:
+        return datastore_versions(cloud, state)
 
 
 def _saved(state: State) -> int:

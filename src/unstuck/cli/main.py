@@ -21,6 +21,7 @@ _COMMANDS = {
     "doctor": ("unstuck.cli.doctor:doctor", "Check this machine, and the store against what is there."),
     "recover": ("unstuck.cli.recover:recover", "Backups from the store of objects alone, without a cloud."),
     "demo": ("unstuck.cli.demo:demo", "Break a real cloud at the worst moment; watch it mend itself."),
+    "chaos": ("unstuck.cli.chaos:chaos", "Hit a real cloud under load from all sides; nothing may be lost."),
     "db": ("unstuck.cli.db:app", "Managed databases: create, connect, back up, restore."),
     "image": ("unstuck.cli.image:app", "Guest images of our own."),
     "serve": ("unstuck.control.main:main", "Run a control plane here (what `up` starts)."),

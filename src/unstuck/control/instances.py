@@ -14,6 +14,7 @@ from unstuck.core.instance.control import (
     DeleteServer,
     FailIt,
     FinishDelete,
+    GoBack,
     LookAgain,
     Settled,
     Shelve,
@@ -96,6 +97,8 @@ class InstanceController:
         match plan:
             case Apply():
                 host_id = await self._tx(instance_work.apply_pending, instance_id)
+            case GoBack():
+                host_id = await self._tx(instance_work.go_back, instance_id)
             case CancelBackup():
                 host_id = await self._tx(instance_work.cancel_for_pending, instance_id)
             case FailIt(code, reason, remedy):

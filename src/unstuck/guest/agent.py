@@ -295,6 +295,7 @@ class Agent:
                 volume_size_mb=look.size // MIB,
                 facts=look.facts,
                 log=self._log_of(look),
+                configured=look.configured,
                 trouble=trouble,
             )
         )
@@ -341,7 +342,7 @@ class Agent:
 
 def _work_of(want: DatabaseWant) -> DatabaseWant:
     """Without what has nothing to do with it: a backup that is offered makes no failed restore possible."""
-    return msgspec.structs.replace(want, backup=None, archive=None, settings={}, cidrs=())
+    return msgspec.structs.replace(want, backup=None, archive=None, parameters={}, cidrs=())
 
 
 def _why(error: OSError) -> str:

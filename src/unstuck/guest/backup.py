@@ -51,6 +51,8 @@ RENEW: Final = 3.0
 """Seconds between two words to the host."""
 PRESSED: Final = 2.0
 """Seconds without room for another piece after which the blob store is what is waited for."""
+WORDS: Final = 300
+"""Characters of what the store said that are passed on."""
 LAST_WORDS: Final = 60.0
 """Seconds for which an agent tries to say that it gave up; then the host finds out by itself."""
 
@@ -143,6 +145,8 @@ class Attempt:
         self._tool_phase = Phase.STARTING
         self._number = -1
         self._moved = port.clock()
+        self._put_off = ""
+        """What the store said last, while it takes nothing."""
         self._pressed: float | None = None
         self._size = 0
         self._free: list[bytearray] = []
@@ -162,9 +166,10 @@ class Attempt:
     # --- how it ends
 
     def stop(self, reason: str, *, final: bool = False) -> None:
-        """End it, and say why."""
+        """End it, and say why. What is on its way to the store is not waited for."""
         if self._failed is None:
             self._failed = (reason, final)
+            self._control.forget(self.nonce)
             self._wake()
 
     @property
@@ -362,6 +367,7 @@ class Attempt:
                     if stop is not None:
                         self.stop(stop)
                         return False
+                    self._put_off = ""
                     self._progress()
                     return True
                 case Refused(_, reason):
@@ -369,6 +375,7 @@ class Attempt:
                     return False
                 case NotNow(_, reason, seconds):
                     tries += 1
+                    self._put_off = reason
                     log.info("not now", what=name, reason=reason)
                     wait = max(seconds, backoff(tries, 0.5, 30.0))
                     await self._port.pause(wait, f"attempt-{self.nonce}")
@@ -391,7 +398,9 @@ class Attempt:
                 await self._close()
                 return
             idle = self._port.clock() - self._moved
-            word = Renew(self._want.backup_id, self.nonce, self._phase.value, self._size, idle)
+            word = Renew(
+                self._want.backup_id, self.nonce, self._phase.value, self._size, idle, self._put_off[:WORDS]
+            )
             match await self._say("guest.renew", word):
                 case Done(stop) if stop is not None:
                     self.stop(stop)
@@ -425,7 +434,8 @@ class Attempt:
             self._progress()
         limit = self._want.stalls.get(phase.value, STALLS[phase])
         if now - self._moved >= limit:
-            self.stop(f"nothing moved for {limit:.0f} s ({_WAITS[phase]})")
+            said = f": {self._put_off[:WORDS]}" if self._put_off and phase is Phase.UPLOADING else ""
+            self.stop(f"nothing moved for {limit:.0f} s ({_WAITS[phase]}{said})")
 
 
 _WAITS: Final = {

@@ -7,7 +7,9 @@ not know the session (a new host agent behind a virtio port, which shows no new 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -75,23 +77,45 @@ class Channel(Handler):
         """The host has welcomed us over this link, or refused us for good."""
         self._refusal: Refused | None = None
         self._asked: dict[int, asyncio.Future[tuple[Response, bytes]]] = {}
+        self._times: dict[str, set[asyncio.Timeout]] = {}
+        """How long what is asked for an attempt is waited for, by the attempt's nonce."""
         self._number = 0
 
     # --- GuestControl
 
     async def ask(self, request: Request, blob: bytes = b"") -> tuple[Response, bytes]:
         try:
-            async with asyncio.timeout(self._time_for(request)):
+            async with asyncio.timeout(self._time_for(request)) as time:
                 if isinstance(request, Hello):
                     return await self._say(request), b""
-                await self._session.wait()
-                if self._refusal is not None:
-                    return self._refusal, b""
-                return await self._exchange(request, blob)
+                with self._forgettable(request, time):
+                    await self._session.wait()
+                    if self._refusal is not None:
+                        return self._refusal, b""
+                    return await self._exchange(request, blob)
         except TimeoutError:
             raise Away("the host did not answer in time") from None
         except (Dropped, OSError) as error:
             raise Away(f"the connection to the host broke: {error}") from error
+
+    def forget(self, nonce: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for time in self._times.pop(nonce, ()):
+            time.reschedule(now)
+
+    @contextlib.contextmanager
+    def _forgettable(self, request: Request, time: asyncio.Timeout) -> Iterator[None]:
+        if not isinstance(request, Store | Finish):
+            yield
+            return
+        self._times.setdefault(request.nonce, set()).add(time)
+        try:
+            yield
+        finally:
+            times = self._times.get(request.nonce, set())
+            times.discard(time)
+            if not times:
+                self._times.pop(request.nonce, None)
 
     def _time_for(self, request: Request) -> float:
         match request:

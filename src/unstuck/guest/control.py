@@ -28,3 +28,8 @@ class GuestControl(Protocol):
         should be few of them. Cancelling it is harmless.
         """
         ...
+
+    def forget(self, nonce: str) -> None:
+        """An attempt has ended: what is asked for it now (:class:`Store`, :class:`Finish`) is not waited for
+        any more, and raises :class:`Away` at once. Whether it still has its effect is unknown."""
+        ...

@@ -13,6 +13,7 @@ from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
 from unstuck.core.instance.guest import Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.view import Configured
 from unstuck.core.instance.want import DatabaseWant
 
 
@@ -36,6 +37,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     used: int = 0
     size: int = 0
     facts: dict[str, str] = {}
+    configured: Configured | None = None
     log: LogView | None = None
 
 

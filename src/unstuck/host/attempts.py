@@ -64,11 +64,11 @@ class Attempts:
         return Done()
 
     async def renew(self, ask: Renew) -> Response:
-        check_work(ask.phase, ask.size, ask.idle)
+        check_work(ask.phase, ask.size, ask.idle, ask.put_off)
         if ask.phase not in _PHASES:
             raise refuse("invalid", "`phase` is none")
         self._offered(ask.nonce)
-        word = RenewAttempt(self._who(), ask.backup_id, ask.nonce, ask.phase, ask.size, ask.idle)
+        word = RenewAttempt(self._who(), ask.backup_id, ask.nonce, ask.phase, ask.size, ask.idle, ask.put_off)
         said = await self._desk.call("renew", "late", lambda: self._desk.control.renew(word))
         return Done(said.stop)
 

@@ -32,6 +32,7 @@ from unstuck.core.instance.guestwire import (
     Refused,
     Request,
     Response,
+    Store,
     Welcome,
 )
 from unstuck.core.port import Port
@@ -81,6 +82,10 @@ class Session(Handler):
         self.link = Link(wire, channel.room, Kind.ASK, self)
         self.start = ""
         self.incarnation = 0
+        self._arrived: set[int] = set()
+        """Requests that nobody has begun to answer."""
+        self._objects: dict[int, asyncio.Task[Any]] = {}
+        """Who waits for a store of objects, by the request's number."""
 
     async def run(self) -> None:
         """Until the other side closes, or misbehaves."""
@@ -92,11 +97,13 @@ class Session(Handler):
             pass
         finally:
             self.incarnation = 0
+            self._nobody_waits()
             await self.link.close()
 
     def hello(self, nonce: bytes, message: bytes) -> None:
         self.link.begin_session(nonce)
         self.incarnation = 0
+        self._nobody_waits()
         self._channel.spawn("hello", self._greet(nonce, message))
 
     async def _greet(self, nonce: bytes, message: bytes) -> None:
@@ -118,23 +125,52 @@ class Session(Handler):
     def wants(self, request: int) -> bool:  # noqa: ARG002
         return self.incarnation > 0
 
+    def dropped(self, request: int) -> None:
+        """What nobody waits for any more makes room for the next one, also while its store hangs."""
+        self._arrived.discard(request)
+        task = self._objects.pop(request, None)
+        if task is not None:
+            task.cancel()
+
+    def _nobody_waits(self) -> None:
+        for request in {*self._arrived, *self._objects}:
+            self.dropped(request)
+
     def body(self, body: Body) -> None:
+        self._arrived.add(body.request)
         self._channel.spawn("answer", self._answer(self.link.nonce, body))
 
     async def _answer(self, nonce: bytes, body: Body) -> None:
         """Its room, and that of a large answer, is held until the guest has read the answer."""
         try:
+            if body.request not in self._arrived:
+                return
+            self._arrived.discard(body.request)
             request = self._read(body.message)
             room = LARGE_ANSWER if isinstance(request, Fetch | FetchLog | AskRestore | AskLog) else 0
-            await self._channel.room.take(room)
-            try:
-                said, blob = await self._said(request, body.blob)
-                if self.link.nonce == nonce:
-                    await self.send(body.request, said, blob)
-            finally:
-                self._channel.room.give(room)
+            with self._cancellable(request, body.request):
+                await self._channel.room.take(room)
+                try:
+                    said, blob = await self._said(request, body.blob)
+                    if self.link.nonce == nonce:
+                        await self.send(body.request, said, blob)
+                finally:
+                    self._channel.room.give(room)
         finally:
             body.done()
+
+    @contextlib.contextmanager
+    def _cancellable(self, request: Request | Refused, number: int) -> Iterator[None]:
+        task = asyncio.current_task()
+        if task is None or not isinstance(request, Store | Fetch):
+            yield
+            return
+        self._objects[number] = task
+        try:
+            yield
+        finally:
+            if self._objects.get(number) is task:
+                del self._objects[number]
 
     def _read(self, message: bytes) -> Request | Refused:
         try:

@@ -235,8 +235,9 @@ def check_view(view: DatabaseView) -> None:
         _check_words((view.trouble.reason, view.trouble.remedy), 2000)
 
 
-def check_work(phase: str, size: int, idle: float) -> None:
+def check_work(phase: str, size: int, idle: float, put_off: str) -> None:
     _check_words((phase,), 32)
+    _check_words((put_off,), 500)
     _check_numbers(size)
     if not 0.0 <= idle < 1e9:
         raise refuse("invalid", "`idle` must be seconds since the last progress")

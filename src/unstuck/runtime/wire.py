@@ -53,7 +53,7 @@ class Wire:
         while True:
             if self._error is not None:
                 raise self._error
-            if self._gone.done():
+            if self._closing:
                 return self._memory[:0]
             try:
                 got = os.readv(self._descriptor, [self._memory])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from unstuck.core.backup.data import Phase
 from unstuck.core.errors import NotFound, Refused
 from unstuck.sim.blobs import DIRECT, Mode
+from unstuck.sim.parameters import TOO_MANY
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -18,6 +19,7 @@ ACTS = (
     "delete", "delete-to-trash", "undelete", "rebuild", "write", "create-user",
     "agent-dies", "agent-gone", "agent-frozen", "blobs", "blobs-ok", "hang", "hang-over", "control-away",
     "host-agents", "pause", "unpause", "volume-full", "volume-free", "server-crash",
+    "configure", "configure-badly", "upgrade", "upgrade-badly", "attach", "detach",
 )  # fmt: skip
 
 
@@ -38,7 +40,14 @@ async def chaos_of_databases(user: DatabaseUser) -> None:
         await user.wait(user.choose((0.3, 1.0, 4.0, 20.0, 70.0)))
     await deeds.mend()
     for name in sorted(deeds.instances):
-        await user.db_until(name, ("ACTIVE", "HEALTHY"), ("ERROR", ""), ("SHUTDOWN", ""), ("DELETED", ""))
+        await user.db_until(
+            name,
+            ("ACTIVE", "HEALTHY"),
+            ("RESTART_REQUIRED", "HEALTHY"),
+            ("ERROR", ""),
+            ("SHUTDOWN", ""),
+            ("DELETED", ""),
+        )
 
 
 class Deeds:
@@ -79,6 +88,14 @@ class Deeds:
                 await user.delete_db(name, trash=60.0)
             case "undelete":
                 await user.try_once("undelete", name)
+            case "configure":
+                await user.configure(
+                    work_mem=user.choose(("4MB", "8MB")), max_connections=user.choose((50, 60))
+                )
+            case "configure-badly":
+                await user.configure(max_connections=int(TOO_MANY))
+            case "attach" | "detach" | "upgrade" | "upgrade-badly":
+                await user.try_once(act, name)
             case "write":
                 user.beside(user.write(name))
             case "create-user":

@@ -17,6 +17,7 @@ from unstuck.core.backup.data import Backup, Ending, Unanswered
 from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
+from unstuck.sim import parameters
 from unstuck.sim.archive_invariants import ArchiveTruth
 from unstuck.sim.datastore import row_of, rows_in
 from unstuck.sim.invariants import Truth
@@ -30,7 +31,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.generation import recovery
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.database import backups, instances
+from unstuck.store.schema.database import backups, datastore_versions, instances
 
 if TYPE_CHECKING:
     from unstuck.sim.databases import Databases
@@ -87,9 +88,17 @@ _MARKS = Prepared(
         instances.c.id, instances.c.deleted, instances.c.removed, instances.c.settled, instances.c.guest,
         instances.c.alive, instances.c.seen, instances.c.data_recorded, instances.c.restores,
         instances.c.pending, instances.c.failure, instances.c.restart,
+        instances.c.configuration_id, instances.c.datastore_version_id,
     ).order_by(instances.c.id)
 )  # fmt: skip
 _BACKUP_MARKS = Prepared(sa.select(backups).order_by(backups.c.id))
+
+
+_BOOTS = Prepared(
+    sa.select(datastore_versions.c.image_id)
+    .join(instances, instances.c.datastore_version_id == datastore_versions.c.id)
+    .where(instances.c.id == sa.bindparam("instance"))
+)
 
 
 class DatabaseTruth:
@@ -431,6 +440,12 @@ class DatabaseTruth:
             kept = [] if volume is None else volume.rows
             if not row.removed and not set(written.get(row.id, ())) <= set(kept):
                 wrong.append(f"rows lost: {row.id} has not the rows that were acknowledged")
+            boots = _BOOTS.scalar(tx, instance=row.id)
+            if inside is not None and is_now == "ACTIVE" and inside.image != boots:
+                wrong.append(f"another system: {row.id} runs {inside.image}, and its version is {boots}")
+            wrong_parameters = parameters.flaw(tx, self._world, row.id)
+            if wrong_parameters is not None:
+                wrong.append(wrong_parameters)
             if loaded.instance.restores is not None and loaded.instance.data_recorded:
                 wrong.append(f"instance {row.id} still holds backup {loaded.instance.restores}")
         return wrong

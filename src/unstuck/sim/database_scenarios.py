@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unstuck.core.backup.data import Phase
 from unstuck.sim.archive_scenarios import ARCHIVE_SCENARIOS
 from unstuck.sim.blobs import DIRECT, Mode
+from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
 
 if TYPE_CHECKING:
@@ -48,6 +49,28 @@ async def rebuild_instance(user: DatabaseUser) -> None:
     await user.rebuild_db("db")
     await user.ready()
     await user.write("db")
+
+
+async def upgrade_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db")
+    await user.ready()
+    await user.write("db")
+
+
+async def upgrade_that_fails(user: DatabaseUser) -> None:
+    """It is back on its former version, with its data, and can be used."""
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.ready()
+    await user.write("db")
+
+
+async def delete_while_upgrading_an_instance(user: DatabaseUser) -> None:
+    await _with_rows(user)
+    await user.upgrade_db("db", "bad")
+    await user.wait(4.0)
+    await user.delete_db("db")
 
 
 async def delete_while_building_an_instance(user: DatabaseUser) -> None:
@@ -532,6 +555,51 @@ async def lives_of_databases(user: DatabaseUser) -> None:
     await user.ended("d", "COMPLETED")
 
 
+_CONFIGURED = (("RESTART_REQUIRED", "HEALTHY"), ("ACTIVE", "HEALTHY"))
+"""Where a fault has started it anew, nothing waits for a restart."""
+
+
+async def parameters_change(user: DatabaseUser) -> None:
+    """A group before and after its instance, a restart for what needs one, other values, and none."""
+    await _with_rows(user)
+    await user.configure(work_mem="4MB", max_connections=50)
+    await user.attach("db")
+    await user.db_until("db", *_CONFIGURED)
+    await user.restart_db("db")
+    await user.ready()
+    await user.configure(work_mem="8MB", max_connections=50)
+    await user.write("db")
+    await user.attach("db", None)
+    await user.db_until("db", *_CONFIGURED)
+    await user.restart_db("db")
+    await user.ready()
+
+
+async def parameters_of_many(user: DatabaseUser) -> None:
+    """Two instances of one group; what it says last, both have in the end."""
+    await user.configure(work_mem="4MB")
+    for name in ("db", "second"):
+        await user.create_db(name)
+        await user.ready(name)
+        await user.attach(name)
+    await user.wait(30.0)
+    await user.configure(work_mem="8MB")
+    await user.wait(30.0)
+
+
+async def parameters_no_server_starts_with(user: DatabaseUser) -> None:
+    """It is up again with those that worked, and a mended group is applied."""
+    await _with_rows(user)
+    await user.configure(max_connections=int(TOO_MANY))
+    await user.attach("db")
+    await user.restart_db("db")
+    await user.ready()
+    await user.write("db")
+    await user.configure(max_connections=60)
+    await user.restart_db("db")
+    await user.ready()
+
+
 DATABASE_SCENARIOS: dict[str, Script] = {
     script.__name__: script
     for script in (
@@ -539,6 +607,9 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         restart_instance,
         resize_instance,
         rebuild_instance,
+        upgrade_instance,
+        upgrade_that_fails,
+        delete_while_upgrading_an_instance,
         delete_while_building_an_instance,
         delete_instance,
         delete_while_restarting_an_instance,
@@ -586,5 +657,8 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         *ARCHIVE_SCENARIOS.values(),
         lives_of_databases,
         agent_of_another_version,
+        parameters_change,
+        parameters_of_many,
+        parameters_no_server_starts_with,
     )
 } | SCHEDULE_SCENARIOS

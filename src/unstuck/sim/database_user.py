@@ -20,11 +20,12 @@ from unstuck.core.server.data import Power
 from unstuck.sim.blobs import Mode, damage
 from unstuck.sim.databases import Databases
 from unstuck.sim.user import SimUser
-from unstuck.store import asks, backups, instance_asks, instances, server_actions
+from unstuck.store import asks, backups, configurations, instance_asks, instances, server_actions
 from unstuck.store.archive_moments import moments
 from unstuck.store.backup_rows import BackupRow, load_backup
 from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
+from unstuck.store.instance_configuration import set_configuration
 from unstuck.store.instance_rows import load_instance
 from unstuck.store.instances import AskedInstance, NewIds
 from unstuck.store.rows import load_server
@@ -176,9 +177,28 @@ class DatabaseUser(SimUser):
     async def resize_volume(self, name: str, size_gb: int = 2) -> None:
         await self._insist("resize-volume", instances.resize_volume, name, "p", size_gb, self._caller())
 
+    async def upgrade_db(self, name: str, version: str = "new") -> None:
+        await self._insist("upgrade-instance", instances.upgrade_instance, name, "p", version, self._caller())
+
     async def rebuild_db(self, name: str) -> None:
         operator = msgspec.structs.replace(self._caller(), admin=True)
         await self._insist("rebuild-instance", instances.rebuild_instance, name, None, operator)
+
+    async def configure(self, group: str = "g", **values: object) -> None:
+        """Make a configuration group, or give it other values."""
+        try:
+            _, hosts = await self._db(
+                "change-configuration", configurations.change_configuration, group, "p", values=values,
+                replace=True,
+            )  # fmt: skip
+        except NotFound:
+            await self._db("create-configuration", _create_group, group, values)
+        else:
+            self._world.wake(*(f"host:{host}" for host in hosts))
+
+    async def attach(self, name: str, group: str | None = "g") -> None:
+        """Give an instance a configuration group, or take it away."""
+        await self._insist("attach", set_configuration, name, "p", group, self._caller())
 
     async def backup(
         self, name: str, instance: str = "db", *, location: str | None = None, parent: str | None = None,
@@ -371,6 +391,14 @@ class DatabaseUser(SimUser):
                 await self._db(what, instances.restart_instance, name, "p", caller)
             case "resize":
                 await self._db(what, instances.resize_instance, name, "p", "large", caller)
+            case "upgrade":
+                await self._db(what, instances.upgrade_instance, name, "p", "new", caller)
+            case "upgrade-badly":
+                await self._db(what, instances.upgrade_instance, name, "p", "bad", caller)
+            case "attach":
+                await self._db(what, set_configuration, name, "p", "g", caller)
+            case "detach":
+                await self._db(what, set_configuration, name, "p", None, caller)
             case "rebuild":
                 await self._db(what, instances.rebuild_instance, name, None, operator)
             case "pause":
@@ -531,3 +559,9 @@ def _instance_names(tx: Tx) -> list[str]:
 def _backup_names(tx: Tx) -> list[str]:
     query = sa.select(backup_table.c.id).where(sa.not_(backup_table.c.deleted))
     return list(tx.execute(query.order_by(backup_table.c.id)).scalars())
+
+
+def _create_group(tx: Tx, group: str, values: dict[str, object]) -> None:
+    configurations.create_configuration(
+        tx, group, "p", name=group, description=None, values=values, datastore=None, version=None
+    )

@@ -75,6 +75,12 @@ def populate(tx: Tx) -> None:
         tx, version_id="v15", datastore_id="unused", datastore="postgresql", name="15", manager="postgresql",
         version="15.14", image_id=system, active=True, default=True,
     )  # fmt: skip
+    for name, version in (("new", "15.16"), ("bad", "15.99")):
+        image = _add_image(tx, f"system-{name}", kernel_id=kernel)
+        datastores.register_version(
+            tx, version_id=name, datastore_id="unused", datastore="postgresql", name=name,
+            manager="postgresql", version=version, image_id=image, active=True, default=False,
+        )  # fmt: skip
     cloud_keys.agree_on_keys(tx, keyring().public, "folder")
     cloud_keys.ensure_project_key(tx, "p", keyring())
 
@@ -252,7 +258,9 @@ class Databases:
             if guest.forked:
                 return
             volume = self.volumes.setdefault((host.id, server_id, folder.nonce), Volume())
-            self.insides[host.id, server_id] = Inside(self, host.id, server_id, guest, volume)
+            self.insides[host.id, server_id] = Inside(
+                self, host.id, server_id, guest, volume, folder.want.spec.images[0].id
+            )
             return
         inside.keep()
         inside.stand_still(still=guest.state != "running")

@@ -26,10 +26,12 @@ from unstuck.core.instance.requests import (
     Ok,
     UserInfo,
 )
+from unstuck.core.instance.trial import Trial
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest.datastore import Copied, DatastoreError, LogSource, Look
+from unstuck.sim import parameters
 from unstuck.sim.engine import NoReply, Reply, sleep
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ HEAD: Final = 2
 START_SECONDS: Final = 1.0
 WORK_SECONDS: Final = {Phase.STARTING: 2.0, Phase.COPYING: 0.5, Phase.FINISHING: 2.0}
 _SYSTEM: Final = "system-"
+BAD_IMAGE: Final = "system-bad"
+"""No server of this one comes up on data that another has made."""
 
 
 class Volume(msgspec.Struct):
@@ -54,6 +58,7 @@ class Volume(msgspec.Struct):
     databases: set[str] = set()
     users: set[str] = set()
     config: str = ""
+    trial: Trial = Trial()
     half: bool = False
     cuts: list[int] = []
     archived: int = 0
@@ -258,7 +263,7 @@ class SimDatastore:
             data = Thing.PRESENT
         else:
             data, foreign = Thing.UNKNOWN, volume.generation
-        current = want is not None and volume.config == _config(want)
+        current = want is not None and volume.config == _config(inside, want)
         sight = Sight(
             data=data, server=inside.server, foreign=foreign, restart=inside.restart, applied=volume.applied,
             config=Config.CURRENT if current else Config.OLD, starts=inside.failed,
@@ -268,9 +273,13 @@ class SimDatastore:
             position = f"{len(volume.rows):016X}"
             log = LogView(timeline=volume.timeline, position=position, waiting_mb=0)
         return Look(
-            sight=sight, used=len(volume.rows), size=1 << 30, facts={"timeline": str(volume.timeline)},
+            sight=sight,
+            used=len(volume.rows),
+            size=1 << 30,
+            facts={"timeline": str(volume.timeline)},
             log=log,
-        )  # fmt: skip
+            configured=None if want is None else parameters.look(inside, want),
+        )
 
     async def init(self, want: DatabaseWant) -> None:
         volume = self._inside.volume
@@ -291,8 +300,14 @@ class SimDatastore:
             raise DatastoreError("there is no such data")
         if inside.server in (ServerState.UP, ServerState.STARTING):
             raise DatastoreError("a server runs already")
-        volume.config = _config(want)
+        if inside.image == BAD_IMAGE:
+            raise DatastoreError("this version does not start on this data", final=True)
+        comes_up = parameters.before_start(inside, want)
+        volume.config = _config(inside, want)
         inside.start_server(want.restart)
+        if not comes_up:
+            inside.crash_server()
+            raise DatastoreError("the server ended at once: no memory")
         if volume.full:
             inside.crash_server()
             raise DatastoreError("the server ended at once: no space left on the volume")
@@ -309,7 +324,8 @@ class SimDatastore:
         volume.applied = True
 
     async def reconfigure(self, want: DatabaseWant) -> None:
-        self._inside.volume.config = _config(want)
+        parameters.reload(self._inside, want)
+        self._inside.volume.config = _config(self._inside, want)
 
     async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
         volume = self._inside.volume
@@ -361,8 +377,8 @@ class SimDatastore:
         self._inside.slots &= {nonce}
 
 
-def _config(want: DatabaseWant) -> str:
-    return msgspec.json.encode([want.cidrs, want.settings]).decode()
+def _config(inside: Inside, want: DatabaseWant) -> str:
+    return msgspec.json.encode([want.cidrs, parameters.written(inside, want)]).decode()
 
 
 __all__ = ["PIECE", "Kept", "SimCopy", "SimDatastore", "Volume", "rows_in"]

@@ -62,7 +62,7 @@ class Inside:
     """One guest process from within. It dies with it; its volume does not."""
 
     def __init__(
-        self, world: Databases, host_id: str, server_id: str, guest: SimGuest, volume: Volume
+        self, world: Databases, host_id: str, server_id: str, guest: SimGuest, volume: Volume, image: str
     ) -> None:
         self.world = world
         self.engine: Engine = world.engine
@@ -70,9 +70,14 @@ class Inside:
         self.server_id = server_id
         self.guest = guest
         self.volume: Volume = volume
+        self.image = image
+        """What it was booted from."""
         self.server = ServerState.DOWN
         self.restart = 0
         self.failed = 0
+        self.parameters: dict[str, str] = {}
+        """What the server runs with."""
+        self.up_since = 0.0
         self.tools: list[SimCopy] = []
         self.slots: set[str] = set()
         self.agent: Process | None = None
@@ -186,6 +191,7 @@ class Inside:
     def _up(self) -> None:
         if self.server is ServerState.STARTING and not self.dead:
             self.server, self.failed, self.down_since = ServerState.UP, 0, None
+            self.up_since = self.engine.now
             self._wake()
 
     def stop_server(self, state: ServerState) -> None:
@@ -227,6 +233,12 @@ class Line:
         self._hello: Hello | None = None
         self._refusal: Refused | None = None
         self._session: tuple[GuestService, int] | None = None
+        self._bulk: dict[str, list[Reply]] = {}
+        """What is on its way for an attempt, by its nonce."""
+
+    def forget(self, nonce: str) -> None:
+        for reply in self._bulk.pop(nonce, ()):
+            reply.fail(Away("nobody waits for it any more"))
 
     async def ask(self, request: Request, blob: bytes = b"") -> tuple[Response, bytes]:
         end = self._engine.now + _time_for(request)
@@ -271,6 +283,8 @@ class Line:
         if isinstance(request, Take | Renew | Store | Finish):
             inside.world.truth.works(inside.server_id)
         reply = self._call(found, name, found[1].answer(inside.server_id, incarnation, request, blob))
+        if isinstance(request, Store | Finish):
+            self._bulk.setdefault(request.nonce, []).append(reply)
         answer: tuple[Response, bytes] = await self._wait(reply, end)
         said = answer[0]
         if isinstance(said, Refused) and said.code == "superseded":

@@ -129,7 +129,8 @@ def renew_attempt(tx: Tx, host_id: str, ask: RenewAttempt, phase: Phase) -> str 
     """The agent lives, and how far it is; why it is to stop, if it is."""
     _, held = _guests_backup(tx, host_id, ask.who, ask.backup_id, hold=True)
     try:
-        backup = change.renew(held.backup, ask.nonce, ask.who.guest, phase, ask.size, ask.idle, tx.now.lease)
+        backup = change.renew(held.backup, ask.nonce, ask.who.guest, phase, ask.size, ask.idle, tx.now.lease,
+                              ask.put_off)  # fmt: skip
     except change.Late as late:
         raise Stale(str(late)) from late
     write_backup(tx, held, backup, keep_lease=True)

@@ -137,6 +137,8 @@ def _begin(tx: Tx, backup_id: str, owner: str, nonce: str, lease: float, *, told
             write_backup(tx, held, backup, look=now + HELD_BACK)
         case AskStore() | Verify() | Collect():
             if isinstance(plan, Verify):
+                if held.owner is not None:
+                    backup = change.verifier_vanished(backup, now)
                 backup = change.verifying(backup, now)
             row = write_backup(tx, held, backup, owner=owner, lease=lease)
             attempts = tuple(

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.store.engine import Tx
-from unstuck.store.schema.database import backups, datastore_versions, datastores, instances
+from unstuck.store.schema.database import backups, configurations, datastore_versions, datastores, instances
 
 MANAGERS: Final = {"postgresql": 5432, "mariadb": 3306}
 """What runs a datastore in the guest, and the port that it listens on."""
@@ -52,6 +52,15 @@ _VERSION = (
 
 def _version(row: Any) -> Version:
     return Version(**row._mapping)
+
+
+def same_line(one: Version, other: Version) -> bool:
+    """Whether a server of one version can go on with the data of the other: the same datastore, and the same
+    major version (MariaDB: also the same minor one)."""
+    digits = 2 if one.manager == "mariadb" else 1
+    return one.manager == other.manager and (
+        one.version.split(".")[:digits] == other.version.split(".")[:digits]
+    )
 
 
 def ensure_datastores(tx: Tx) -> None:
@@ -189,7 +198,12 @@ def _set_default(tx: Tx, datastore_id: str, version_id: str) -> None:
 def delete_version(tx: Tx, version_id: str) -> None:
     """Refused while anything was made of it: instances and backups are listed with their version."""
     found = get_version(tx, version_id, inactive=True)
-    for what, table in (("instances", instances), ("backups", backups)):
+    tables = (("instances", instances), ("backups", backups), ("configuration groups", configurations))
+    # An upgrade that goes on needs the version that it came from, too.
+    upgrades = sa.select(instances.c.id).where(instances.c.pending.contains(version_id)).limit(1)
+    if tx.execute(upgrades).first() is not None:
+        raise Conflict(f"An instance is being upgraded to or from version {found.version.name}.")
+    for what, table in tables:
         query = sa.select(table.c.id).where(table.c.datastore_version_id == version_id).limit(1)
         if tx.execute(query).first() is not None:
             raise Conflict(f"Datastore version {found.version.name} has {what}: make it inactive instead.")

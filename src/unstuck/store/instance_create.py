@@ -19,6 +19,7 @@ from unstuck.store import database_quotas, datastores, schedules
 from unstuck.store.archive_moments import restorable
 from unstuck.store.backup_chain import CannotBeRestored, chain_of
 from unstuck.store.backup_rows import load_backup
+from unstuck.store.configurations import configuration_for, hold_configuration
 from unstuck.store.engine import Tx
 from unstuck.store.flavors import FlavorRow, get_flavor
 from unstuck.store.images import image_for_boot
@@ -60,6 +61,7 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool = False
     cidrs: tuple[str, ...] | None = None
     protected: bool = False
+    configuration_id: str | None = None
 
 
 class NewIds(msgspec.Struct, frozen=True):
@@ -105,14 +107,20 @@ def _project(_asked: AskedInstance, _ids: NewIds, caller: Caller) -> str:
 def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -> str:
     """Insert the instance with its server and port; returns its id. Nothing is there when it raises."""
     flavor = flavor_for(tx, asked.flavor_id, caller)
-    # The project first, then the backup: in that order everywhere.
     database_quotas.grant(tx, caller.project_id, instances=1, volumes=asked.volume_gb, ram=flavor.ram_mb)
+    # The project first, then the configuration, then the backup: in that order everywhere.
+    if asked.configuration_id is not None:
+        hold_configuration(tx, asked.configuration_id)
     point = None
     if asked.point_of is not None and asked.at is not None:
         found = restorable(tx, asked.point_of, asked.at, None if caller.admin else caller.project_id)
         point, asked = found.point, msgspec.structs.replace(asked, backup_id=found.base.backup_id)
     origin, chosen = _origin(tx, asked, caller)
     origin = msgspec.structs.replace(origin, point=point)
+    if asked.configuration_id is not None:
+        configuration_for(
+            tx, asked.configuration_id, caller.project_id, chosen.version.id, flavor.ram_mb, None
+        )
     images, image_id = images_for_version(tx, chosen.version)
     check_memory(tx, flavor, image_id)
     ensure_service_project(tx)
@@ -175,10 +183,10 @@ def _origin(tx: Tx, asked: AskedInstance, caller: Caller) -> tuple[Origin, datas
         raise Invalid(f"datastore.type: backup {asked.backup_id} is of {chosen.datastore.name}.")
     if asked.version is not None:
         wanted = datastores.choose(tx, chosen.datastore.id, asked.version)
-        if wanted.version.version != chosen.version.version:
+        if not datastores.same_line(wanted.version, chosen.version):
             raise Invalid(
                 f"datastore.version: backup {asked.backup_id} is of version {chosen.version.version}, and "
-                "can be restored into that one only."
+                "can be restored into one of the same major version only."
             )
         chosen = wanted
     return Origin(asked.databases, asked.users, asked.backup_id), chosen
@@ -298,6 +306,7 @@ def _insert(
         allowed_cidrs=msgspec.json.encode(asked.cidrs or ()).decode(),
         created=now.lease, created_wall=now.wall, updated_wall=now.wall,
         origin=msgspec.json.encode(origin).decode(), generation=ids.generation, restart=0, settings="{}",
+        configuration_id=asked.configuration_id,
         protected=asked.protected, deleted=False, restores=asked.backup_id, data_recorded=False, alive=False,
         seen_at=now.lease, seen_incarnation=0, seen_sequence=0, guest=0, guest_former="[]",
         hello_incarnation=0, hello_sequence=0, removed=False, settled=False, next_look=now.lease,

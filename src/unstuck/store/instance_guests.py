@@ -157,7 +157,8 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
     ends = _ends(tx, loaded, ask)
     written = _OBSERVE.run(
         tx, instance=instance_id, by=ask.who.incarnation, number=ask.sequence,
-        observation=_view_of(loaded, ask), lives=ask.alive, lease_now=tx.now.lease, wall_now=tx.now.wall,
+        observation=_view_of(loaded, ask), lives=_lives(loaded, ask), lease_now=tx.now.lease,
+        wall_now=tx.now.wall,
         process=max(instance.guest, ask.who.guest),
         why=_without_absence(loaded) if ask.alive else loaded.row.failure,
         recorded=instance.data_recorded or recorded, reads=None if recorded else instance.restores,
@@ -192,6 +193,12 @@ def _view_of(loaded: Loaded, ask: GuestReport) -> str | None:
     return msgspec.json.encode(ask.view).decode()
 
 
+def _lives(loaded: Loaded, ask: GuestReport) -> bool:
+    """Whether its agent is heard. A process that has come and not looked yet does not count: what is known is
+    its predecessor's view, and a request would be over by that."""
+    return ask.alive and (ask.view is not None or loaded.instance.alive or loaded.row.seen is None)
+
+
 def _news(tx: Tx, loaded: Loaded, ask: GuestReport) -> bool:
     """Whether it says anything new. One that does not is only counted, and only while an older one that was
     overtaken may still arrive: a guest at rest costs no writes. One that restores renews its reader's lease.
@@ -199,7 +206,7 @@ def _news(tx: Tx, loaded: Loaded, ask: GuestReport) -> bool:
     instance = loaded.instance
     same = (
         _view_of(loaded, ask) == loaded.row.seen
-        and ask.alive == instance.alive
+        and _lives(loaded, ask) == instance.alive
         and ask.who.guest <= instance.guest
         and not _records(loaded, ask)
         and (not ask.alive or _without_absence(loaded) == loaded.row.failure)

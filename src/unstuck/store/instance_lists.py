@@ -18,7 +18,7 @@ from unstuck.store.instance_backups import live_of_many
 from unstuck.store.instance_rows import FACTS, ROOM, facts_from, missing
 from unstuck.store.rows import load_servers
 from unstuck.store.schema.compute import operations
-from unstuck.store.schema.database import datastore_versions, datastores, instances
+from unstuck.store.schema.database import configurations, datastore_versions, datastores, instances
 from unstuck.store.server_lists import CHUNK, Address, addresses_of
 
 _cidrs = msgspec.json.Decoder(tuple[str, ...])
@@ -29,10 +29,12 @@ _COLUMNS = (
         instances.c.updated_wall, instances.c.deleted_wall, instances.c.seen_wall,
         datastores.c.id.label("datastore_id"), datastores.c.name.label("datastore"),
         datastore_versions.c.name.label("version"), datastore_versions.c.version.label("version_number"),
+        configurations.c.name.label("configuration"),
         datastore_versions.c.manager,
     )
     .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
     .join(datastores, datastores.c.id == datastore_versions.c.datastore_id)
+    .outerjoin(configurations, configurations.c.id == instances.c.configuration_id)
 )  # fmt: skip
 
 
@@ -61,6 +63,8 @@ class InstanceItem(msgspec.Struct, frozen=True, gc=False):
     updated_wall: float
     deleted_wall: float | None
     seen_wall: float | None
+    configuration_id: str | None
+    configuration: str | None
 
     @property
     def id(self) -> str:
@@ -165,6 +169,8 @@ def _items(tx: Tx, rows: Sequence[Any]) -> tuple[InstanceItem, ...]:
             is_public=row.is_public, allowed_cidrs=readable.read(_cidrs, row.allowed_cidrs, ()),
             created_wall=row.created_wall, updated_wall=row.updated_wall, deleted_wall=row.deleted_wall,
             seen_wall=row.seen_wall,
+            configuration_id=None if row.configuration is None else row.configuration_id,
+            configuration=row.configuration,
         )
         for row in rows
     )  # fmt: skip

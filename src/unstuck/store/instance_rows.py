@@ -15,6 +15,7 @@ from unstuck.core.instance.control import (
     DeleteServer,
     FailIt,
     FinishDelete,
+    GoBack,
     LookAgain,
     Plan,
     Settled,
@@ -48,6 +49,7 @@ FACTS = (
     instances.c.removed, instances.c.protected, instances.c.trash_until_wall, instances.c.pending,
     instances.c.launched_wall, instances.c.restores, instances.c.seen, instances.c.alive,
     instances.c.seen_at, instances.c.guest, instances.c.failure, instances.c.settled,
+    instances.c.configuration_id,
     instances.c.next_look, instances.c.flavor_id, instances.c.ram_mb, instances.c.volume_gb,
 )  # fmt: skip
 """The columns that the facts are read from."""
@@ -215,7 +217,16 @@ def next_look(plan: Plan, now: Now) -> tuple[bool, float | None]:
             return True, None
         case LookAgain(at, _):
             return False, max(at, now.lease)
-        case Apply() | CancelBackup() | FailIt() | StopServer() | Shelve() | DeleteServer() | FinishDelete():
+        case (
+            Apply()
+            | GoBack()
+            | CancelBackup()
+            | FailIt()
+            | StopServer()
+            | Shelve()
+            | DeleteServer()
+            | FinishDelete()
+        ):
             return False, now.lease
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.datastores import ALLOWED
 from unstuck.core.instance.want import DatabaseWant, Origin
 from unstuck.core.server.data import Spec
 from unstuck.store import archives, instance_backups, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.database import datastore_versions, instances
+from unstuck.store.schema.database import configurations, datastore_versions, instances
 
 _origin: msgspec.json.Decoder[Origin | None] = msgspec.json.Decoder(Origin)
-_settings = msgspec.json.Decoder(dict[str, str])
+_values: msgspec.json.Decoder[Mapping[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 _IN_SERVER = Prepared(
     sa.select(
         instances.c.id, instances.c.generation, instances.c.data_recorded, instances.c.origin,
-        instances.c.port, instances.c.restart, instances.c.settings, datastore_versions.c.manager,
+        instances.c.port, instances.c.restart, configurations.c.parameters, datastore_versions.c.manager,
         datastore_versions.c.version,
     )
     .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
+    .outerjoin(configurations, configurations.c.id == instances.c.configuration_id)
     .where(instances.c.server_id == sa.bindparam("server"), sa.not_(instances.c.deleted))
 )  # fmt: skip
 
@@ -38,6 +43,13 @@ def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
         instance_id=row.id, datastore=row.manager, version=row.version, generation=row.generation,
         data_recorded=row.data_recorded, origin=origin, port=row.port,
         cidrs=() if spec.access is None else spec.access.cidrs, ram_mb=spec.flavor.ram_mb,
-        restart=row.restart, settings=readable.read(_settings, row.settings, {}),
+        restart=row.restart, parameters=_parameters(row),
         backup=instance_backups.wanted(tx, row.id), archive=archives.wanted(tx, row.id),
     )  # fmt: skip
+
+
+def _parameters(row: Any) -> dict[str, str]:
+    """The texts of its configuration group; what cannot be read or set (any more) is left out."""
+    if row.parameters is None or row.manager not in ALLOWED:
+        return {}
+    return ALLOWED[row.manager].readable(readable.read(_values, row.parameters, {}))

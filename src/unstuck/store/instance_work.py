@@ -9,15 +9,18 @@ import sqlalchemy as sa
 
 from unstuck.core import guard
 from unstuck.core.instance.control import (
+    LIMITS,
     Apply,
     CancelBackup,
     DeleteServer,
     FinishDelete,
+    GoBack,
     Shelve,
     StopServer,
+    pending_outcome,
     plan_control,
 )
-from unstuck.core.instance.data import SERVICE_PROJECT, Instance, Pending, PendingKind
+from unstuck.core.instance.data import SERVICE_PROJECT, Instance, Pending, PendingKind, System
 from unstuck.core.server.control import Outcome
 from unstuck.core.server.data import Failure, Flavor, OperationKind, Power, Running, Server
 from unstuck.core.time import Now
@@ -101,6 +104,9 @@ def apply_pending(tx: Tx, instance_id: str) -> str | None:
     pending, server = instance.pending, instance.server
     assert pending is not None
     assert server is not None
+    if pending_outcome(instance, tx.now) is not None:  # too late: nobody was told, so nothing is undone
+        judge(tx, instance_id)
+        return None
     by = Caller(pending.request_id, pending.user_id, SERVICE_PROJECT, admin=True)
     raised = _needs_new_guest(instance, server, pending)
     if pending.kind is PendingKind.RESTART:
@@ -134,10 +140,43 @@ def _make_of(tx: Tx, loaded: Loaded, pending: Pending) -> None:
     if pending.flavor_copy:
         columns["flavor"] = pending.flavor_copy
         columns["flavor_id"] = loaded.row.flavor_id
+    if pending.system is not None:
+        _set_system(tx, loaded, pending.system)
+        return
     if pending.images:
         spec = msgspec.structs.replace(spec, images=pending.images)
         columns["image_id"] = pending.image_id
     set_spec(tx, loaded.server_id, spec, **columns)
+
+
+def _set_system(tx: Tx, loaded: Loaded, system: System) -> None:
+    spec = msgspec.structs.replace(spec_of(tx, loaded.server_id), images=system.images)
+    set_spec(tx, loaded.server_id, spec, image_id=system.image_id)
+    write(tx, loaded.instance.id, datastore_version_id=system.version_id)
+
+
+def go_back(tx: Tx, instance_id: str) -> str | None:
+    """The upgrade has failed: the former version counts again, and a new guest process is started with it.
+    Returns the host to notify."""
+    loaded = _still(tx, instance_id, GoBack)
+    if loaded is None:
+        return None
+    plan = plan_control(loaded.instance, tx.now)
+    pending, server = loaded.instance.pending, loaded.instance.server
+    assert isinstance(plan, GoBack)
+    assert pending is not None
+    assert pending.before is not None
+    assert server is not None
+    _set_system(tx, loaded, pending.before)
+    by = Caller(f"{pending.request_id}-back"[:64], pending.user_id, SERVICE_PROJECT, admin=True)
+    _raise(tx, server, by, soft=loaded.instance.alive)
+    back = msgspec.structs.replace(
+        pending, back=plan.reason, applied=tx.now.lease, guest=loaded.instance.guest,
+        deadline=tx.now.lease + LIMITS[pending.kind],
+    )  # fmt: skip
+    write(tx, instance_id, pending=msgspec.json.encode(back).decode())
+    judge(tx, instance_id)
+    return host_of(tx, loaded.server_id)
 
 
 def _raise(tx: Tx, server: Server, by: Caller, *, soft: bool) -> None:

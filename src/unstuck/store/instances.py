@@ -13,11 +13,12 @@ import sqlalchemy as sa
 
 from unstuck.core.errors import Conflict, Invalid
 from unstuck.core.instance.control import LIMITS, PATIENCE
-from unstuck.core.instance.data import TRASH, Former, Instance, Pending, PendingKind
+from unstuck.core.instance.data import TRASH, Former, Instance, Pending, PendingKind, System
 from unstuck.core.instance.status import BUILD, fault_of, status
 from unstuck.core.server.control import Outcome
 from unstuck.core.server.data import Access, BootImage, Flavor, OperationKind, Power, Server, Spec
-from unstuck.store import database_quotas, instance_backups, readable
+from unstuck.store import database_quotas, datastores, instance_backups, readable
+from unstuck.store.configurations import check_fit, get_configuration
 from unstuck.store.engine import Tx
 from unstuck.store.instance_create import (
     AskedInstance,
@@ -26,6 +27,7 @@ from unstuck.store.instance_create import (
     check_memory,
     create_instance,
     flavor_for,
+    images_for_version,
     images_of,
     note_operation,
     open_operation,
@@ -145,6 +147,9 @@ def resize_instance(
         raise Invalid(f"flavorRef: the instance has flavor {flavor_id} already.")
     spec = spec_of(tx, loaded.server_id)
     check_memory(tx, flavor, spec.images[0].id)
+    if loaded.row.configuration_id is not None:
+        group = get_configuration(tx, loaded.row.configuration_id, None)
+        check_fit(group.manager, group.texts(), flavor.ram_mb, instance_id)
     size = Flavor(flavor.vcpus, flavor.ram_mb, spec.flavor.disk_gb)
     _take_room(tx, loaded, spec.flavor, size, "flavorRef")
     shown = copy_of(msgspec.structs.replace(flavor, disk_gb=size.disk_gb))
@@ -189,6 +194,41 @@ def rebuild_instance(tx: Tx, instance_id: str, image_id: str | None, caller: Cal
         _pending(tx, PendingKind.REBUILD, caller), images=images, image_id=wanted
     )
     return _pend(tx, loaded, pending, caller)
+
+
+def upgrade_instance(
+    tx: Tx, instance_id: str, project_id: str | None, version: str, caller: Caller
+) -> str | None:
+    """Another version of its datastore (by id, name or number), within the same major version: its system is
+    replaced, its volume stays. If that fails, the present version counts again."""
+    loaded = hold(tx, instance_id, project_id)
+    _refuse_unless_free(tx, loaded.instance, "upgraded")
+    now = datastores.get_version(tx, _version_of(tx, instance_id), inactive=True)
+    wanted = datastores.choose(tx, now.datastore.id, version)
+    if wanted.version.id == now.version.id:
+        raise Invalid(f"datastore_version: the instance has version {now.version.name} already.")
+    if not datastores.same_line(now.version, wanted.version):
+        raise Invalid(
+            f"datastore_version: {wanted.version.version} is another major version than "
+            f"{now.version.version}: its files are others. Make an instance of it, and bring the data over "
+            "(unstuck db export, unstuck db import)."
+        )
+    images, image_id = images_for_version(tx, wanted.version)
+    spec = spec_of(tx, loaded.server_id)
+    before = tx.execute(
+        sa.select(servers.c.image_id).where(servers.c.id == loaded.server_id)
+    ).scalar_one_or_none()
+    pending = msgspec.structs.replace(
+        _pending(tx, PendingKind.UPGRADE, caller),
+        system=System(wanted.version.id, image_id, images),
+        before=System(now.version.id, before or "", spec.images),
+    )
+    return _pend(tx, loaded, pending, caller)
+
+
+def _version_of(tx: Tx, instance_id: str) -> str:
+    query = sa.select(instances.c.datastore_version_id).where(instances.c.id == instance_id)
+    return str(tx.execute(query).scalar_one())
 
 
 def _image_of_version(tx: Tx, instance_id: str) -> str:
@@ -384,4 +424,5 @@ __all__ = [
     "resize_volume",
     "restart_instance",
     "undelete_instance",
+    "upgrade_instance",
 ]

@@ -14,7 +14,7 @@ from unstuck.core.instance.view import DatabaseView
 from unstuck.core.instance.want import Origin
 from unstuck.core.server.data import Failure, Flavor, Former, Observation, Spec, Step, Thing, Trouble, Unclear
 from unstuck.store.schema.compute import flavors, hosts, servers
-from unstuck.store.schema.database import backups, instances
+from unstuck.store.schema.database import backups, configurations, instances
 from unstuck.store.schema.identity import app_credentials, projects, users
 from unstuck.store.schema.images import images
 from unstuck.store.tx import Tx
@@ -77,10 +77,11 @@ _KINDS: list[tuple[str, sa.Table, sa.ColumnElement[Any], dict[str, Any], sa.Colu
     ),
     (
         "instance", instances, instances.c.name,
-        {"origin": Origin, "settings": dict[str, str], "allowed_cidrs": _WORDS, "pending": Pending,
+        {"origin": Origin, "allowed_cidrs": _WORDS, "pending": Pending,
          "seen": DatabaseView, "failure": Failure, "guest_former": _WORDS},
         sa.not_(instances.c.removed),
     ),
+    ("configuration", configurations, configurations.c.name, {"parameters": _MAP}, sa.true()),
     ("host", hosts, hosts.c.hostname, {"facts": _MAP, "unknown": _WORDS}, sa.true()),
     ("image", images, images.c.name, {"tags": _WORDS, "properties": dict[str, str]},
      images.c.deleted_wall.is_(None)),

@@ -48,6 +48,7 @@ CHUNK_LARGEST: Final = 8 << 20
 OBJECT_SECONDS: Final = 70.0
 """For one object to be written or read: longer than a store has for its answer."""
 REASON_MAX: Final = 1000
+PUT_OFF_MAX: Final = 300
 _CHUNK: Final = re.compile(r"\d{8}\.zst\.age\Z")
 _ATTEMPT: Final = re.compile(r"(\d{4,6})-([0-9A-Za-z]{1,64})\Z")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -99,6 +100,7 @@ async def renew(call: Call, host_id: str) -> Reply:
         raise Refusal(400, "invalid", f"Invalid input: no phase is called {ask.phase[:40]!r}.") from None
     if ask.size < 0 or ask.idle < 0:
         raise Refusal(400, "invalid", "Invalid input: `size` and `idle` are not negative.")
+    ask = msgspec.structs.replace(ask, put_off=_words(ask.put_off, PUT_OFF_MAX))
     return Reply(Renewed(await call.store.run(rows.renew_attempt, host_id, ask, phase)))
 
 
@@ -110,9 +112,7 @@ async def end(call: Call, host_id: str) -> Reply:
         case Done(digest) if not _DIGEST.match(digest):
             raise Refusal(400, "invalid", "Invalid input: `digest` is not a sha256 in hex.")
         case Gave(reason, final):
-            said = Gave(
-                " ".join(reason.replace("\0", "").split())[:REASON_MAX] or "no reason was told", final
-            )
+            said = Gave(_words(reason, REASON_MAX) or "no reason was told", final)
             ask = msgspec.structs.replace(ask, said=said)
     await call.store.run(rows.end_attempt, host_id, ask)
     call.app.notifier.wake("control")
@@ -186,6 +186,11 @@ async def get_object(call: Call, host_id: str) -> Reply:
     if data is None:
         raise Refusal(404, "no-object", f"There is no object {name}.")
     return Reply(data, headers={"content-type": "application/octet-stream", "unstuck-sha256": sha256(data)})
+
+
+def _words(text: str, most: int) -> str:
+    """What a guest said, as one line without what a terminal would act on."""
+    return "".join(char for char in " ".join(text.split()) if char.isprintable())[:most]
 
 
 def check_ids(*ids: str) -> None:

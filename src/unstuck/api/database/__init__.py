@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unstuck.api.database import (
     backups,
+    configurations,
     databases,
     datastores,
     flavors,
@@ -32,5 +33,6 @@ ROUTES: list[Route] = [
     *retention.ROUTES,
     *schedules.ROUTES,
     *strategies.ROUTES,
+    *configurations.ROUTES,
     *offered.ROUTES,
 ]

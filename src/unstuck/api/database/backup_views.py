@@ -63,13 +63,7 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "bytes": _bytes(row),
         "idle_seconds": _idle(backup, now),
         "claimed": claimed is not None,
-        "deadlines": {
-            "claim": backup.limits.claim,
-            "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
-            "verify": backup.limits.verify,
-            "unknown": backup.limits.unknown,
-            "total": backup.limits.total,
-        },
+        "deadlines": _deadlines(backup),
         "cancelled": backup.cancelled,
         "stopping": stop_wanted(backup) if backup.ended is None else None,
         "location": row.location,
@@ -77,6 +71,19 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "retry_of": row.retry_of,
         "made_by": row.made_by,
         "pinned": row.pinned,
+    }
+
+
+def _deadlines(backup: Backup) -> dict[str, Any] | None:
+    """Seconds; after the end nothing is waited for any more."""
+    if backup.ended is not None:
+        return None
+    return {
+        "claim": backup.limits.claim,
+        "stalls": {phase.value: seconds for phase, seconds in backup.limits.stalls.items()},
+        "verify": backup.limits.verify,
+        "unknown": backup.limits.unknown,
+        "total": backup.limits.total,
     }
 
 

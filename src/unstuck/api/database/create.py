@@ -78,7 +78,7 @@ class NewInstance(Body, frozen=True, kw_only=True):
     replica_of: Any = None
     slave_of: Any = None
     replica_count: Any = None
-    configuration: Any = None
+    configuration: str | None = None
     modules: Any = None
     locality: Any = None
 
@@ -115,6 +115,7 @@ def wanted(new: NewInstance, *, region: str, naming: Naming) -> AskedInstance:
         address=address,
         is_public=access.is_public is True,
         cidrs=access_cidrs(access),
+        configuration_id=configuration_id_of(new.configuration),
     )
 
 
@@ -130,6 +131,11 @@ def flavor_id_of(ref: str | int | None) -> str:
     if not 0 < len(found) <= 255:
         invalid("flavorRef", "it is not a flavor's id.")
     return found
+
+
+def configuration_id_of(text: str | None) -> str | None:
+    """A configuration group's id, from what a request names; an empty one is none."""
+    return None if text in (None, "") else object_id(str(text), "Configuration")
 
 
 def volume_size(volume: Volume) -> int:
@@ -195,7 +201,6 @@ def _refuse_what_is_not_there(new: NewInstance, region: str) -> None:
     refuse_given(new.replica_of, "replica_of", "replicas are not offered by this cloud.")
     refuse_given(new.slave_of, "slave_of", "replicas are not offered by this cloud.")
     refuse_given(new.replica_count, "replica_count", "replicas are not offered by this cloud.")
-    refuse_given(new.configuration, "configuration", "configuration groups are not offered by this cloud.")
     refuse_given(new.modules, "modules", "modules are not offered by this cloud.")
     refuse_given(new.locality, "locality", "it is for replicas, which are not offered by this cloud.")
     if new.region_name not in (None, "", region):

@@ -19,13 +19,21 @@ from unstuck.api.database.common import (
     object_id,
     page,
     project,
-    refuse_given,
     scope,
     text_of,
     truth,
     wake,
 )
-from unstuck.api.database.create import Access, CreateBody, Volume, access_cidrs, flavor_id_of, volume_size
+from unstuck.api.database.configured import until_configured
+from unstuck.api.database.create import (
+    Access,
+    CreateBody,
+    Volume,
+    access_cidrs,
+    configuration_id_of,
+    flavor_id_of,
+    volume_size,
+)
 from unstuck.api.database.views import detail, restorable, short
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
@@ -35,6 +43,7 @@ from unstuck.store import instances as store
 from unstuck.store.archive_moments import moments
 from unstuck.store.datastores import choose
 from unstuck.store.engine import Tx
+from unstuck.store.instance_configuration import set_configuration
 from unstuck.store.instance_lists import ShownInstance, list_instances, show_instance
 from unstuck.store.servers import Caller
 
@@ -50,10 +59,10 @@ class Changes(Body, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     access: Access | UnsetType = UNSET
     protected: bool | UnsetType = UNSET
-    configuration: Any = UNSET
+    configuration: str | UnsetType | None = UNSET
     replica_of: Any = UNSET
     slave_of: Any = UNSET
-    datastore_version: Any = UNSET
+    datastore_version: str | UnsetType = UNSET
 
 
 class ChangeBody(Body, frozen=True, kw_only=True):
@@ -138,34 +147,41 @@ async def show(call: Call) -> Reply:
 
 
 async def change(call: Call) -> Reply:
-    """``PUT`` and ``PATCH /instances/{id}``: name, access, protection."""
+    """``PUT`` and ``PATCH /instances/{id}``: name, access, protection, configuration group, version."""
     key = object_id(call.params["id"], "Instance")
     asked: Changes = call.body.instance
-    refuse_given(asked.configuration, "configuration", "configuration groups are not offered by this cloud.")
-    refuse_given(asked.datastore_version, "datastore_version", "upgrades are not offered by this cloud.")
     for field, given in (("replica_of", asked.replica_of), ("slave_of", asked.slave_of)):
         if given is not UNSET:
             raise bad_request(f"{field}: replicas are not offered by this cloud.")
     if not isinstance(asked.name, UnsetType):
         text_of(asked.name, "instance.name")
     cidrs = None if isinstance(asked.access, UnsetType) else access_cidrs(asked.access)
-    wake(call, await call.store.run(_change, key, scope(call), caller(call), asked, cidrs))
+    wake(call, *await call.store.run(_change, key, scope(call), caller(call), asked, cidrs))
+    if not isinstance(asked.configuration, UnsetType):
+        await until_configured(call, [key])
     return Reply()
 
 
 def _change(
     tx: Tx, key: str, owner: str | None, who: Caller, asked: Changes, cidrs: tuple[str, ...] | None
-) -> str | None:
-    """All that is asked for, or nothing; returns the host to notify. Where nothing is named, only a look."""
+) -> tuple[str | None, ...]:
+    """All that is asked for, or nothing; returns hosts to notify. Where nothing is named, only a look."""
     show_instance(tx, key, owner)
+    told: str | None = None
+    if not isinstance(asked.configuration, UnsetType):  # its lock comes first
+        group = configuration_id_of(asked.configuration)
+        told = set_configuration(tx, key, owner, group, who)
+    if not isinstance(asked.datastore_version, UnsetType):
+        version = text_of(asked.datastore_version, "instance.datastore_version")
+        store.upgrade_instance(tx, key, owner, version, who)
     if not isinstance(asked.protected, UnsetType):
         store.protect_instance(tx, key, owner, who, protected=asked.protected)
     if not isinstance(asked.name, UnsetType):
         store.rename_instance(tx, key, owner, asked.name, who)
     if isinstance(asked.access, UnsetType):
-        return None
+        return (told,)
     public = None if isinstance(asked.access.is_public, UnsetType) else asked.access.is_public
-    return store.change_access(tx, key, owner, who, is_public=public, cidrs=cidrs)
+    return told, store.change_access(tx, key, owner, who, is_public=public, cidrs=cidrs)
 
 
 async def delete(call: Call) -> Reply:

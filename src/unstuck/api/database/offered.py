@@ -8,7 +8,6 @@ from unstuck.api.database.common import BASE, none_of, not_offered, not_there
 from unstuck.api.routes import Route, route
 
 _INSTANCE: Final = f"{BASE}/instances/{{id}}"
-_GROUPS: Final = "Configuration groups"
 _LOGS: Final = "Logs of a datastore"
 _TLS: Final = "Certificates of one's own (connections are always encrypted)"
 
@@ -27,12 +26,10 @@ def _kind(path: str, key: str, one: str, many: str) -> list[Route]:
 
 
 ROUTES: list[Route] = [
-    *_kind("configurations", "configurations", "Configuration", _GROUPS),
     *_kind("modules", "modules", "Module", "Modules"),
     *_kind("clusters", "clusters", "Cluster", "Clusters"),
     route("GET", f"{BASE}/clusters/{{id}}/root", not_there("Cluster"), "reader"),
     route("POST", f"{BASE}/clusters/{{id}}/root", not_there("Cluster"), "member"),
-    route("GET", f"{_INSTANCE}/configuration", not_offered(_GROUPS), "reader"),
     route("GET", f"{_INSTANCE}/modules", not_offered("Modules"), "reader"),
     route("POST", f"{_INSTANCE}/modules", not_offered("Modules"), "member"),
     route("DELETE", f"{_INSTANCE}/modules/{{module}}", not_offered("Modules"), "member"),
@@ -40,8 +37,4 @@ ROUTES: list[Route] = [
     route("POST", f"{_INSTANCE}/log", not_offered(_LOGS), "member"),
     route("GET", f"{_INSTANCE}/ssl", not_offered(_TLS), "reader"),
     route("POST", f"{_INSTANCE}/ssl", not_offered(_TLS), "member"),
-    route("GET", f"{BASE}/datastores/{{ds}}/versions/{{v}}/parameters", not_offered(_GROUPS), "reader"),
-    route("GET", f"{BASE}/datastores/{{ds}}/versions/{{v}}/parameters/{{p}}", not_offered(_GROUPS), "reader"),
-    route("GET", f"{BASE}/datastores/versions/{{v}}/parameters", not_offered(_GROUPS), "reader"),
-    route("GET", f"{BASE}/datastores/versions/{{v}}/parameters/{{p}}", not_offered(_GROUPS), "reader"),
 ]

@@ -10,6 +10,7 @@ from unstuck.api.routes import Call
 from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.explain import explain
 from unstuck.core.instance.status import status
+from unstuck.core.instance.view import DatabaseView
 from unstuck.core.server.status import status as server_status
 from unstuck.core.time import Now, iso_seconds
 from unstuck.store.archive_moments import Moments
@@ -57,6 +58,12 @@ def detail(call: Call, item: InstanceItem, now: Now) -> dict[str, Any]:
         "version": item.version,
         "version_number": item.version_number,
     }
+    if item.configuration_id is not None:
+        shown["configuration"] = {
+            "id": item.configuration_id,
+            "name": item.configuration,
+            "links": links(call, "configurations", item.configuration_id),
+        }
     if seen is not None and seen.volume_size_mb:
         used = round(seen.volume_used_mb / 1024, 2)
         percent = round(100 * seen.volume_used_mb / seen.volume_size_mb, 1)
@@ -142,5 +149,18 @@ def extension(item: InstanceItem, now: Now) -> dict[str, Any]:
         "port": item.port,
         "restores": facts.restores,
         "deleted": facts.deleted,
+        "configuration": _configured(facts.seen),
         "trash_until": None if until is None or not facts.deleted else iso_seconds(until)[:-1],
+    }
+
+
+def _configured(seen: DatabaseView | None) -> dict[str, Any] | None:
+    """Its parameters, as its agent saw them last."""
+    if seen is None or seen.configured is None:
+        return None
+    found = seen.configured
+    return {
+        "applied": found.applied,
+        "restart_required": list(found.waiting),
+        "refused": found.refused or None,
     }

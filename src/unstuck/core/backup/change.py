@@ -44,15 +44,16 @@ def claim(backup: Backup, nonce: str, incarnation: int, now: float) -> Backup:
 
 
 def renew(
-    backup: Backup, nonce: str, incarnation: int, phase: Phase, size: int, idle: float, now: float
-) -> Backup:
+    backup: Backup, nonce: str, incarnation: int, phase: Phase, size: int, idle: float, now: float,
+    put_off: str = "",
+) -> Backup:  # fmt: skip
     """The agent lives; ``idle`` is the age of its last progress in seconds, by its own count."""
     attempt = _mine(backup, nonce, incarnation)
     assert attempt.claimed is not None
     before = attempt.claimed
     # Never back: a word that was delayed on its way would make work look older than it is.
     moved = max(before.moved, now - max(idle, 0.0))
-    claimed = Claimed(incarnation, now, moved, phase, max(size, before.bytes))
+    claimed = Claimed(incarnation, now, moved, phase, max(size, before.bytes), put_off)
     return _with(backup, attempt, claimed=claimed)
 
 
@@ -102,6 +103,13 @@ def verifying(backup: Backup, now: float) -> Backup:
     """A controller has begun; its time runs from the first of them."""
     since = backup.verify_since if backup.verify_since is not None else now
     return backup if backup.ended is not None else msgspec.structs.replace(backup, verify_since=since)
+
+
+def verifier_vanished(backup: Backup, now: float) -> Backup:
+    """A controller's lease is over and it has said nothing. Its successor tries; then the deadline counts."""
+    if backup.ended is not None or backup.verify_since is None or backup.verdict is not None:
+        return backup
+    return msgspec.structs.replace(backup, verdict=Unanswered(now, "the controller that asked has vanished"))
 
 
 def verified(backup: Backup, verdict: Verified | Rotten | Unanswered) -> Backup:

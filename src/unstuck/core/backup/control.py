@@ -112,6 +112,11 @@ def stalled_at(backup: Backup, claimed: Claimed) -> float:
     return claimed.moved + backup.limits.stalls[claimed.phase]
 
 
+def put_off(claimed: Claimed) -> str:
+    """What the blob store said last, as the end of a sentence; empty while it takes pieces."""
+    return f": {claimed.put_off}" if claimed.put_off else ""
+
+
 def _total_at(backup: Backup) -> float | None:
     return None if backup.limits.total is None else backup.created + backup.limits.total
 
@@ -142,8 +147,8 @@ def _claimed(backup: Backup, attempt: Attempt, claimed: Claimed, now: float) -> 
         return _give_up(backup, stop, now, retry=False)
     if now >= stalled_at(backup, claimed):
         limit = backup.limits.stalls[claimed.phase]
-        return _give_up(backup, stop or f"{_word(claimed.phase)} and nothing moved for {limit:.0f} s", now,
-                        retry=stop is None)  # fmt: skip
+        stuck = f"{_word(claimed.phase)} and nothing moved for {limit:.0f} s{put_off(claimed)}"
+        return _give_up(backup, stop or stuck, now, retry=stop is None)
     if total is not None and now >= total:
         return _give_up(backup, "it took longer than it was given in all", now, retry=False)
     until = _first(claimed.heard + LEASE, stalled_at(backup, claimed), total, stop_at)
@@ -191,11 +196,12 @@ def _verifying(backup: Backup, now: float) -> Plan:
             return End(Ended(Ending.COMPLETED, ""))
         case Rotten(reason):
             return _rotten(backup, reason)
-        case Unanswered() | None:
+        case None:
+            return _verify_again(backup)  # nobody has tried to its end: that is not the backup's fault
+        case Unanswered(_, reason):
             assert backup.verify_since is not None
             if now >= backup.verify_since + backup.limits.verify:
-                why = f": {backup.verdict.reason}" if backup.verdict is not None else ""
-                return End(Ended(Ending.FAILED, f"it could not be verified in time{why}"))
+                return End(Ended(Ending.FAILED, f"it could not be verified in time: {reason}"))
             return _verify_again(backup)
         case _ as never:
             assert_never(never)

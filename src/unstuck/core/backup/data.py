@@ -50,6 +50,8 @@ class Claimed(msgspec.Struct, frozen=True):
     moved: float
     phase: Phase
     bytes: int = 0
+    put_off: str = ""
+    """What the blob store said last, while it takes nothing."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -15,6 +15,7 @@ from unstuck.core.backup.control import (
     Settled,
     Verify,
     plan_backup,
+    put_off,
     stop_wanted,
 )
 from unstuck.core.backup.data import Backup, Unanswered
@@ -64,7 +65,7 @@ def _why(backup: Backup) -> str:
     claimed = backup.attempt.claimed
     if claimed is None:
         return f"{run} is offered"
-    return f"{run} is {claimed.phase.value}, {claimed.bytes} bytes so far"
+    return f"{run} is {claimed.phase.value}, {claimed.bytes} bytes so far{put_off(claimed)}"
 
 
 def _ended(backup: Backup) -> str:

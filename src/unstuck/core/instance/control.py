@@ -26,6 +26,7 @@ LIMITS = {
     PendingKind.RESIZE: 900.0,
     PendingKind.RESIZE_VOLUME: 900.0,
     PendingKind.REBUILD: 900.0,
+    PendingKind.UPGRADE: 900.0,
 }
 """Seconds after which such a request has failed, unless it came about."""
 NO_AGENT = 1800.0
@@ -41,6 +42,12 @@ SERVER_GONE = "server-gone"
 
 class Apply(msgspec.Struct, frozen=True, tag=True):
     """Tell host and guest of what is pending: no backup is in the way (any more)."""
+
+
+class GoBack(msgspec.Struct, frozen=True, tag=True):
+    """The upgrade has failed: its former version counts again, with the data as it is."""
+
+    reason: str
 
 
 class CancelBackup(msgspec.Struct, frozen=True, tag=True):
@@ -85,7 +92,18 @@ class LookAgain(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Plan = Apply | CancelBackup | FailIt | StopServer | Shelve | DeleteServer | FinishDelete | Settled | LookAgain
+Plan = (
+    Apply
+    | GoBack
+    | CancelBackup
+    | FailIt
+    | StopServer
+    | Shelve
+    | DeleteServer
+    | FinishDelete
+    | Settled
+    | LookAgain
+)
 
 
 def plan_control(instance: Instance, now: Now) -> Plan:
@@ -140,6 +158,9 @@ def busy_until(instance: Instance, now: Now) -> float | None:
 
 
 def _plan_pending(instance: Instance, server: Server, pending: Pending, now: Now) -> Plan:
+    why = upgrade_failed(instance, now)
+    if why is not None:
+        return GoBack(why)
     if pending.applied is not None:
         return LookAgain(min(now.lease + LOOK, max(pending.deadline, now.lease)), "host and guest do it")
     until = busy_until(instance, now)
@@ -162,6 +183,8 @@ def _word(kind: PendingKind) -> str:
             return "resize"
         case PendingKind.REBUILD:
             return "rebuild"
+        case PendingKind.UPGRADE:
+            return "upgrade"
         case _ as never:
             assert_never(never)
 
@@ -213,14 +236,42 @@ def pending_outcome(instance: Instance, now: Now) -> Outcome | None:
         return Outcome("superseded", "the instance was deleted")
     if server is None or server.removed or server.deleted:
         return Outcome("failed", "the server of the instance is gone")
+    if upgrade_failed(instance, now) is not None:
+        return None  # it goes back first
     if pending.applied is not None:
         if _came_about(instance, server, pending):
-            return Outcome("done", "")
+            return Outcome("failed" if pending.back else "done", pending.back)
         trouble = final_trouble(server)
         if trouble is not None:
-            return Outcome("failed", trouble.reason)
+            return Outcome("failed", _after_all(pending, trouble.reason))
     if now.lease >= pending.deadline:
-        return Outcome("failed", _why_late(instance, server, pending, now))
+        return Outcome("failed", _after_all(pending, _why_late(instance, server, pending, now)))
+    return None
+
+
+def _after_all(pending: Pending, reason: str) -> str:
+    return f"{pending.back}; its former version did not come up either: {reason}" if pending.back else reason
+
+
+def upgrade_failed(instance: Instance, now: Now) -> str | None:
+    """Why an upgrade that host and guest were told of has failed, and its former version counts again; None
+    where it goes on, or goes back already."""
+    pending, server = instance.pending, instance.server
+    if pending is None or pending.kind is not PendingKind.UPGRADE or pending.before is None:
+        return None
+    if pending.applied is None or pending.back or server is None or server.removed or server.deleted:
+        return None
+    if instance.deleted or _came_about(instance, server, pending):
+        return None
+    trouble = final_trouble(server)
+    if trouble is not None:
+        return f"the upgrade failed: {trouble.reason}"
+    seen = instance.seen
+    new = instance.guest > pending.guest and instance.alive
+    if new and seen is not None and seen.trouble is not None and seen.trouble.final:
+        return f"the upgrade failed: {seen.trouble.reason}"
+    if now.lease >= pending.deadline:
+        return f"the upgrade failed: {_why_late(instance, server, pending, now)}"
     return None
 
 

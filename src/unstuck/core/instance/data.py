@@ -26,6 +26,7 @@ class PendingKind(StrEnum):
     RESIZE = "resize"
     RESIZE_VOLUME = "resize-volume"
     REBUILD = "rebuild"
+    UPGRADE = "upgrade"
 
 
 class Former(msgspec.Struct, frozen=True):
@@ -34,6 +35,14 @@ class Former(msgspec.Struct, frozen=True):
     flavor_id: str
     ram_mb: int
     volume_gb: int
+
+
+class System(msgspec.Struct, frozen=True):
+    """What an instance boots, and the datastore version that this is."""
+
+    version_id: str
+    image_id: str
+    images: tuple[BootImage, ...]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +54,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     ``flavor`` (with the volume's size as its disk) and ``images`` are what the server is to be made of then,
     ``flavor_copy`` is that flavor as the compute API shows it. ``former``: what counts again if it fails
     before anybody was told.
+    ``system``: the version of an upgrade; ``before``: the one that it goes back to where that fails.
+    ``back``: why it goes back; empty while it goes forward.
     """
 
     kind: PendingKind
@@ -60,6 +71,9 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[BootImage, ...] = ()
     image_id: str = ""
     former: Former | None = None
+    system: System | None = None
+    before: System | None = None
+    back: str = ""
 
 
 class LiveBackup(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ A function of the same facts as its status. Where its server has the next step, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import assert_never
 
 from unstuck.core.instance.control import (
@@ -14,7 +15,7 @@ from unstuck.core.instance.control import (
 )
 from unstuck.core.instance.data import Instance, Pending, PendingKind
 from unstuck.core.instance.status import fault_of, status
-from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
+from unstuck.core.instance.view import Configured, DatabaseView, GuestStep, ServerState
 from unstuck.core.server.control import away, satisfied
 from unstuck.core.server.data import Power, Server
 from unstuck.core.server.explain import NOBODY, Condition, Explanation, Why
@@ -116,12 +117,14 @@ def _word(kind: PendingKind) -> str:
             return "the instance is to get a larger volume"
         case PendingKind.REBUILD:
             return "the instance is to get another system; its volume stays"
+        case PendingKind.UPGRADE:
+            return "the instance is to get another version of its datastore; its volume stays"
         case _ as never:
             assert_never(never)
 
 
 def _pending(instance: Instance, server: Server, pending: Pending, now: Now) -> Why:
-    word = _word(pending.kind)
+    word = f"{pending.back}; it goes back to its former version" if pending.back else _word(pending.kind)
     if pending.applied is None:
         until = busy_until(instance, now)
         backup = instance.backup
@@ -245,6 +248,8 @@ def _conditions(instance: Instance, now: Now) -> tuple[Condition, ...]:
     seen, failure = instance.seen, instance.failure
     if seen is not None and seen.trouble is not None:
         found.append(Condition(seen.trouble.code, seen.trouble.reason, seen.trouble.remedy))
+    if seen is not None and seen.configured is not None:
+        found += _configuration(seen.configured)
     if failure is not None:
         found.append(Condition(failure.code, failure.reason, failure.remedy))
     if instance.guest > 0 and not instance.alive and not host_silent(instance, now):
@@ -257,3 +262,18 @@ def _conditions(instance: Instance, now: Now) -> tuple[Condition, ...]:
     if instance.protected:
         found.append(Condition("protected", "its owner has protected it from being deleted", "lift that"))
     return tuple(found)
+
+
+def _configuration(configured: Configured) -> Iterator[Condition]:
+    if configured.refused:
+        yield Condition(
+            "parameters-refused",
+            f"its parameters are not used, the last that worked are: {configured.refused}",
+            "change them in its configuration group, or give it more memory",
+        )
+    if configured.waiting:
+        yield Condition(
+            "restart-required",
+            f"these parameters come with the datastore's next start: {', '.join(configured.waiting)}",
+            "restart the instance",
+        )

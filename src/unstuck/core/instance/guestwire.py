@@ -78,13 +78,17 @@ class Take(msgspec.Struct, frozen=True, tag="take"):
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
-    """It works on it: ``size`` bytes taken from the tool so far, ``idle`` seconds since its last progress."""
+    """It works on it: ``size`` bytes taken from the tool so far, ``idle`` seconds since its last progress.
+
+    ``put_off``: what the store of objects said last, while it takes nothing.
+    """
 
     backup_id: str
     nonce: str
     phase: str
     size: int
     idle: float
+    put_off: str = ""
 
 
 class Store(msgspec.Struct, frozen=True, tag="store"):

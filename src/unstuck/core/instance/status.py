@@ -22,6 +22,7 @@ ACTIVE = "ACTIVE"
 BACKUP = "BACKUP"
 REBOOT = "REBOOT"
 RESIZE = "RESIZE"
+UPGRADE = "UPGRADE"
 RESTART_REQUIRED = "RESTART_REQUIRED"
 SHUTDOWN = "SHUTDOWN"
 ERROR = "ERROR"
@@ -69,7 +70,8 @@ def _status(instance: Instance, now: Now) -> tuple[str, Fault | None]:
         return REBOOT, None
     if busy_until(instance, now) is not None:
         return BACKUP, None
-    if instance.seen is not None and instance.seen.facts.get("pending_restart"):
+    configured = None if instance.seen is None else instance.seen.configured
+    if configured is not None and configured.waiting:
         return RESTART_REQUIRED, None
     return ACTIVE, None
 
@@ -93,6 +95,8 @@ def _pending(kind: PendingKind) -> str:
             return RESIZE
         case PendingKind.REBUILD:
             return BUILD
+        case PendingKind.UPGRADE:
+            return UPGRADE
         case _ as never:
             assert_never(never)
 

@@ -71,7 +71,8 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     for it. ``data_recorded``: it was made once, so its absence is a fault that is shown and never mended by
     making it empty (law 3). ``restart``: the least restart number that the running server must carry.
     ``ram_mb``: what the datastore may size its caches by. ``cidrs``: who may come in, for the server's own
-    list of clients (the packet filter is the host's). ``settings``: parameters beyond the defaults.
+    list of clients (the packet filter is the host's). ``parameters``: what
+    its owner set beyond the defaults, as texts for the server's file (``core/datastores``).
     ``archive``: where its log goes; None: nowhere.
     """
 
@@ -85,6 +86,6 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     cidrs: tuple[str, ...]
     ram_mb: int
     restart: int = 0
-    settings: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     backup: BackupWant | None = None
     archive: ArchiveWant | None = None

@@ -81,12 +81,15 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class RenewAttempt(msgspec.Struct, frozen=True):
+    """As the guest's ``Renew`` (``guestwire.py``)."""
+
     who: Who
     backup_id: str
     nonce: str
     phase: str
     size: int
     idle: float
+    put_off: str = ""
 
 
 class Renewed(msgspec.Struct, frozen=True):

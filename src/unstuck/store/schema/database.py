@@ -33,6 +33,22 @@ datastore_versions = sa.Table(
     sa.UniqueConstraint("datastore_id", "name", name="uq_datastore_versions_name"),
 )
 
+# Configuration groups: parameters that instances of one datastore's version may have.
+configurations = sa.Table(
+    "configurations",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("description", sa.Text),
+    sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
+    # JSON, as its owner wrote them; what they are in the server's file is core.datastores' business.
+    sa.Column("parameters", sa.Text, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+    sa.Column("updated_wall", Seconds, nullable=False),
+)
+sa.Index("ix_configurations_project", configurations.c.project_id, configurations.c.id)
+
 instances = sa.Table(
     "instances",
     metadata,
@@ -55,7 +71,10 @@ instances = sa.Table(
     sa.Column("origin", sa.Text, nullable=False),
     sa.Column("generation", sa.String(64), nullable=False),
     sa.Column("restart", sa.BigInteger, nullable=False),
+    # Always empty: parameters are the configuration's. Control planes before this one ask for it.
     sa.Column("settings", sa.Text, nullable=False),
+    # Held: a configuration is deleted only under its lock, when no instance has it.
+    sa.Column("configuration_id", Id),
     sa.Column("protected", sa.Boolean, nullable=False),
     sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("deleted_wall", Seconds),
@@ -102,6 +121,10 @@ sa.Index(
     postgresql_where=sa.text("NOT settled"),
     sqlite_where=sa.text("settled = 0"),
 )
+# What is made of a configuration.
+sa.Index("ix_instances_configuration", instances.c.configuration_id,
+         postgresql_where=sa.text("configuration_id IS NOT NULL"),
+         sqlite_where=sa.text("configuration_id IS NOT NULL"))  # fmt: skip
 # Who still reads a backup.
 sa.Index("ix_instances_restores", instances.c.restores,
          postgresql_where=sa.text("restores IS NOT NULL"),

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from unstuck.core.datastores.mariadb.parameters import defaults
 from unstuck.core.instance.want import DatabaseWant
 
 OURS: Final = 8
 """Connections beyond those that all users of tenants together usually have."""
 BINLOG: Final = "binlog"
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _SIZE: Final = re.compile(r"([0-9]+)([KMGT]?)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TRUE: Final = frozenset({"1", "on", "true", "yes"})
@@ -61,40 +61,22 @@ def server_id(generation: str) -> int:
     return int.from_bytes(hashlib.sha256(generation.encode()).digest()[:4], "big") % (2**32 - 2) + 1
 
 
-def chosen(want: DatabaseWant, *, own: bool = True) -> dict[str, str]:
-    """What may change while the server runs. ``own``: with what the instance's owner set."""
-    values = dict(sizes(want.ram_mb))
-    if own and refused(want.settings) is None:
-        values |= want.settings
+def chosen(want: DatabaseWant, parameters: Mapping[str, str]) -> dict[str, str]:
+    """What may change while the server runs. ``parameters``: the owner's, of those that may be set."""
+    values = {**defaults(want.ram_mb), **parameters}
     most = int(values["max_connections"])
-    # One user alone does not keep us out.
-    values.setdefault("max_user_connections", str(most))
-    values["max_connections"] = str(most + OURS)
+    # One user alone does not keep us out. What its owner set shows as it was set.
+    if "max_connections" in parameters:
+        values.setdefault("max_user_connections", str(most - OURS))
+    else:
+        values.setdefault("max_user_connections", str(most))
+        values["max_connections"] = str(most + OURS)
     return values
 
 
-def sizes(ram_mb: int) -> dict[str, str]:
-    """A third of the memory for the buffer pool: what sessions take comes on top of it."""
-    return {
-        "innodb_buffer_pool_size": str(max(16, ram_mb // 3) * _MB),
-        "innodb_log_file_size": str(min(max(16, ram_mb // 8), 1024) * _MB),
-        "max_connections": str(min(max(25, ram_mb // 8), 500)),
-    }
-
-
-def refused(settings: Mapping[str, str]) -> str | None:
-    """Why these cannot be set."""
-    for name, value in settings.items():
-        if not _NAME.fullmatch(name) or name in _fixed_names():
-            return f"{name[:80]!r} is not a parameter that can be set"
-        if any(not char.isprintable() for char in value):
-            return f"{name} has a value that cannot be written"
-    return None
-
-
-def file(want: DatabaseWant, places: Places, *, own: bool = True) -> str:
+def file(want: DatabaseWant, places: Places, parameters: Mapping[str, str]) -> str:
     """The server's configuration file."""
-    values = {**chosen(want, own=own), **fixed(want, places)}
+    values = {**chosen(want, parameters), **fixed(want, places)}
     lines = "".join(f"{name} = {_quoted(value)}\n" for name, value in sorted(values.items()))
     return f"[mariadbd]\n{lines}"
 
@@ -141,11 +123,6 @@ _PROMISES: Final = {
     "aria_pagecache_buffer_size": str(8 * _MB),
     "log_warnings": "2",
 }
-
-
-def _fixed_names() -> frozenset[str]:
-    places = {"server_id", "datadir", "log_bin", "log_bin_index", "pid_file", "socket", "port", "ssl_cert"}
-    return frozenset(_PROMISES) | places | {"ssl_key", "plugin_load_add", "plugin_dir", "init_file", "user"}
 
 
 def same(wanted: str, found: str) -> bool:

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from unstuck.core.archive.data import Piece
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
-from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.view import Configured, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest.certificate import certify
@@ -24,6 +26,7 @@ from unstuck.guest.datastores.mariadb.config import Places
 from unstuck.guest.datastores.mariadb.receive import Unpacking
 from unstuck.guest.datastores.mariadb.server import LOG_MOST, PROGRAM, Living, Server, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session, Sessions
+from unstuck.guest.parameters import Parameters
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -36,6 +39,15 @@ LOOK: Final = 3.0
 CALL: Final = 30.0
 LATELY: Final = 600.0
 NOT_SO: Final = "delete the instance and create it without that"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server that answers says of itself."""
+
+    facts: dict[str, str] = {}
+    root: bool = False
+    level: Config = Config.UNKNOWN
+    configured: Configured | None = None
 
 
 class MariaDB:
@@ -53,8 +65,7 @@ class MariaDB:
         self._server = Server(places, tools, on_event)
         self._starts: list[float] = []
         self._starts_of = -1
-        self._own_settings = True
-        self._refused = ""
+        self._parameters = Parameters(places.conf, clock)
         self._taken: tuple[Living, str] | None = None
         """The server that was given this file's variables: what it made of them is as good as it gets."""
 
@@ -90,10 +101,9 @@ class MariaDB:
     async def _ask_how(
         self, want: DatabaseWant | None, found: Found, living: Living, used: int, size: int
     ) -> Look:
-        state, reason, root, level = ServerState.UP, found.reason, False, Config.UNKNOWN
-        facts: dict[str, str] = {}
+        state, reason, told = ServerState.UP, found.reason, Told()
         try:
-            facts, root, level = await self.sessions.run(
+            told = await self.sessions.run(
                 self.places.socket, lambda session: self._told(session, want, living), LOOK, Use.LOOK
             )
         except StartingUp as error:
@@ -102,8 +112,13 @@ class MariaDB:
             state, reason = ServerState.UNCLEAR, str(error)
         except DatabaseError as error:  # it answered
             reason = str(error)
-        sight = self._sight(want, found, state, living.restart, config=level, reason=reason)
-        return Look(sight=sight, root_enabled=root, used=used, size=size, facts=facts)
+        if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
+            self._parameters.up(want, (living, self._file(want)))
+        sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
+        return Look(
+            sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
+            configured=told.configured,
+        )  # fmt: skip
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -126,26 +141,27 @@ class MariaDB:
             return 0
         return len([at for at in self._starts if at > self._clock() - LATELY])
 
-    def _told(
-        self, session: Session, want: DatabaseWant | None, living: Living
-    ) -> tuple[dict[str, str], bool, Config]:
+    def _told(self, session: Session, want: DatabaseWant | None, living: Living) -> Told:
         version, generation = whose(session)
         facts = {"server_version": version, "system_identifier": generation}
-        root = requests.root_enabled(session)
-        if self._refused:
-            facts["settings_refused"] = self._refused
+        told = Told(facts=facts, root=requests.root_enabled(session))
         if want is None:
-            return facts, root, Config.UNKNOWN
+            return told
+        chosen = self._parameters.chosen(want)
         differ = self._others(session, want)
-        pending = [other.name for other in differ if other.fixed]
-        if pending:
-            facts["pending_restart"] = ", ".join(sorted(pending))[:250]
-        if len(differ) > len(pending) and self._taken != (living, self._file(want)):
-            return facts, root, Config.OLD
-        return facts, root, Config.PENDING if pending else Config.CURRENT
+        waiting = tuple(sorted(other.name for other in differ if other.fixed))
+        if len(differ) > len(waiting) and self._taken != (living, self._file(want)):
+            configured = Configured(waiting=waiting, refused=chosen.refused)
+            return msgspec.structs.replace(told, level=Config.OLD, configured=configured)
+        applied = {name: text for name, text in chosen.parameters.items() if name not in waiting}
+        return msgspec.structs.replace(
+            told,
+            level=Config.PENDING if waiting else Config.CURRENT,
+            configured=Configured(applied, waiting, chosen.refused),
+        )
 
     def _others(self, session: Session, want: DatabaseWant) -> list[variables.Other]:
-        wanted = config.chosen(want, own=self._own_settings)
+        wanted = config.chosen(want, self._parameters.chosen(want).parameters)
         return variables.others(session, wanted, config.fixed(want, self.places))
 
     # --- effects
@@ -192,29 +208,31 @@ class MariaDB:
         (root / "conf").chmod(0o2750)
 
     def _file(self, want: DatabaseWant) -> str:
-        return config.file(want, self.places, own=self._own_settings)
+        return config.file(want, self.places, self._parameters.chosen(want).parameters)
 
     async def _configure(self, want: DatabaseWant) -> None:
         """Write it, after MariaDB itself has read it: one bad value would keep the server down."""
-        self._own_settings, self._refused = True, config.refused(want.settings) or ""
-        for own in (True, False):
-            self._own_settings = own
-            trial = self.places.conf / "trial.cnf"
-            write_whole(trial, self._file(want).encode(), mode=0o640, durable=False)
+        self._parameters.judge(want)
+        while True:
             try:
-                await run(self.tools, [PROGRAM, f"--defaults-file={trial}", "--verbose", "--help"], CALL)
+                await self._try(self._file(want))
+                return
             except ToolFailed as error:
-                if not own or not want.settings:
+                if not self._parameters.chosen(want).parameters:
                     raise DatastoreError(f"the configuration is refused: {error}") from error
-                self._refused = str(error)[:300]
-                continue
-            trial.rename(self.places.file)
-            return
+                self._parameters.refuse(want, str(error))
+
+    async def _try(self, text: str) -> None:
+        trial = self.places.conf / "trial.cnf"
+        write_whole(trial, text.encode(), mode=0o640, durable=False)
+        await run(self.tools, [PROGRAM, f"--defaults-file={trial}", "--verbose", "--help"], CALL)
+        trial.rename(self.places.file)
 
     async def start(self, want: DatabaseWant) -> None:
         if want.restart != self._starts_of:
             self._starts, self._starts_of = [], want.restart
         self._starts = [*self._starts[-20:], self._clock()]
+        self._parameters.before_start(want, last_error(self._log))
         await self._configure(want)
         await self._server.start(want.restart, self._log)
 

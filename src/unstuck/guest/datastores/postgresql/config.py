@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from unstuck.core.datastores.postgresql.parameters import defaults
 from unstuck.core.instance.want import DatabaseWant
 
 ADMIN: Final = "postgres"
@@ -24,30 +25,6 @@ SLOT_KEEP_MB: Final = 4096
 
 LOG_KEEP_MB: Final = 256
 """WAL that stays on the volume after the server needs it no more: incremental backups come from there."""
-
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)?")
-_OURS: Final = frozenset({
-    "archive_cleanup_command", "archive_command", "archive_library", "archive_mode", "archive_timeout",
-    "bonjour", "bonjour_name", "cluster_name", "config_file", "data_directory", "data_sync_retry",
-    "dynamic_library_path", "event_source", "external_pid_file", "fsync", "full_page_writes", "hba_file",
-    "ident_file", "jit_provider", "listen_addresses", "local_preload_libraries", "log_destination",
-    "log_directory", "log_file_mode", "log_filename", "logging_collector", "max_replication_slots",
-    "max_slot_wal_keep_size", "max_wal_senders", "password_encryption", "port", "promote_trigger_file",
-    "recovery_end_command", "restore_command", "session_preload_libraries", "shared_preload_libraries",
-    "superuser_reserved_connections", "unix_socket_directories", "unix_socket_group",
-    "unix_socket_permissions", "wal_keep_size", "wal_level", "zero_damaged_pages", "ignore_checksum_failure",
-    "allow_system_table_mods", "include", "include_dir", "include_if_exists", "stats_temp_directory",
-})  # fmt: skip
-_OUR_KINDS: Final = (
-    "ssl",
-    "krb_",
-    "gss_",
-    "unstuck.",
-    "primary_",
-    "recovery_target",
-    "unix_socket",
-    "syslog",
-)
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -89,39 +66,13 @@ class Files(msgspec.Struct, frozen=True):
     digest: str
 
 
-def refused(settings: dict[str, str]) -> str | None:
-    """Why these cannot be set; names are the operator's business to allow, these would break promises."""
-    for name, value in settings.items():
-        if not _NAME.fullmatch(name):
-            return f"{name[:80]!r} is not a parameter's name"
-        if name in _OURS or name.startswith(_OUR_KINDS):
-            return f"{name} is set by Unstuck"
-        if "\n" in value or "\r" in value or "\0" in value:
-            return f"{name} has a value of several lines"
-    return None
-
-
-def files(want: DatabaseWant, places: Places, *, own: bool = True) -> Files:
-    """``own``: with the settings that the instance's owner chose."""
-    chosen = dict(want.settings) if own and refused(want.settings) is None else {}
-    values = {**_sizes(want.ram_mb), **chosen, **_fixed(want, places)}
+def files(want: DatabaseWant, places: Places, parameters: Mapping[str, str]) -> Files:
+    """``parameters``: the owner's, of those that may be set."""
+    values = {**defaults(want.ram_mb), **parameters, **_fixed(want, places)}
     settings = "".join(f"{name} = {_quoted(value)}\n" for name, value in sorted(values.items()))
     hba, ident = _clients(want.cidrs), _users(places.users)
     digest = hashlib.sha256("\0".join((settings, hba, ident)).encode()).hexdigest()[:16]
     return Files(f"{settings}unstuck.config = '{digest}'\n", hba, ident, digest)
-
-
-def _sizes(ram_mb: int) -> dict[str, str]:
-    """A quarter of the memory for shared buffers, as PostgreSQL's manual advises."""
-    return {
-        "shared_buffers": f"{max(16, ram_mb // 4)}MB",
-        "effective_cache_size": f"{max(32, ram_mb // 2)}MB",
-        "maintenance_work_mem": f"{min(max(16, ram_mb // 16), 1024)}MB",
-        "max_connections": str(min(max(25, ram_mb // 8), 500)),
-        "max_wal_size": "1GB",
-        "min_wal_size": "80MB",
-        "wal_compression": "on",
-    }
 
 
 def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:

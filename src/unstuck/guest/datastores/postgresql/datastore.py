@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import psycopg
 
 from unstuck.core.archive.data import LogView, Piece
@@ -17,7 +18,7 @@ from unstuck.core.archive.positions import lsn_place
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
-from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.view import Configured, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest import push
@@ -31,6 +32,7 @@ from unstuck.guest.datastores.postgresql.receive import Unpacking
 from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, Sessions, first_line
 from unstuck.guest.datastores.postgresql.walcopy import WalCopy
+from unstuck.guest.parameters import Parameters
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -44,7 +46,19 @@ CALL: Final = 30.0
 INIT: Final = 600.0
 """Seconds for initdb; on an emulated machine it took almost one minute."""
 LATELY: Final = 600.0
+WAITING_MOST: Final = 100
+"""Names of parameters that are told: as many as there may be, and no more."""
 NOT_SO: Final = "delete the instance and create it without that"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server that answers says of itself."""
+
+    facts: dict[str, str] = {}
+    root: bool = False
+    digest: str = ""
+    level: Config = Config.UNKNOWN
+    configured: Configured | None = None
 
 
 class PostgreSQL:
@@ -63,8 +77,7 @@ class PostgreSQL:
         self._server = Server(places, programs, tools, on_event)
         self._starts: list[float] = []
         self._starts_of = -1
-        self._own_settings = True
-        self._refused = ""
+        self._parameters = Parameters(places.conf, clock)
         self._log_view: LogView | None = None
         self._asked = LogSocket(places.log_socket, _nobody)
 
@@ -100,12 +113,9 @@ class PostgreSQL:
     async def _ask_how(
         self, want: DatabaseWant | None, found: Found, living: Living, used: int, size: int
     ) -> Look:
-        state, reason, root, level = ServerState.UP, found.reason, False, Config.UNKNOWN
-        facts: dict[str, str] = {}
+        state, reason, told = ServerState.UP, found.reason, Told()
         try:
-            facts, root, level = await self.sessions.run(
-                living.port, lambda c: self._told(c, want), LOOK, Use.LOOK
-            )
+            told = await self.sessions.run(living.port, lambda c: self._told(c, want), LOOK, Use.LOOK)
         except StartingUp as error:
             state, reason = ServerState.STARTING, str(error)
         except Mute as error:
@@ -113,9 +123,13 @@ class PostgreSQL:
             reason = str(error)
         except psycopg.Error as error:  # it answered
             reason = first_line(error)
-        sight = self._sight(want, found, state, living.restart, config=level, reason=reason)
-        log = self._log_view if facts else None
-        return Look(sight=sight, root_enabled=root, used=used, size=size, facts=facts, log=log)
+        if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
+            self._parameters.up(want, (living.process, told.digest))
+        sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
+        return Look(
+            sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
+            configured=told.configured, log=self._log_view if told.facts else None,
+        )  # fmt: skip
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -138,12 +152,12 @@ class PostgreSQL:
             return 0
         return len([at for at in self._starts if at > self._clock() - LATELY])
 
-    def _told(self, connection: Connection, want: DatabaseWant | None) -> tuple[dict[str, str], bool, Config]:
+    def _told(self, connection: Connection, want: DatabaseWant | None) -> Told:
         row = connection.execute(
             "SELECT pg_current_wal_flush_lsn()::text, (SELECT timeline_id FROM pg_control_checkpoint()),"
             " current_setting('server_version'), (SELECT system_identifier::text FROM"
             " pg_control_system()), current_setting('unstuck.config', true), EXISTS (SELECT 1 FROM pg_roles"
-            " WHERE rolname = %s AND rolcanlogin), (SELECT string_agg(name, ', ' ORDER BY name) FROM"
+            " WHERE rolname = %s AND rolcanlogin), (SELECT array_agg(name ORDER BY name) FROM"
             " pg_settings WHERE pending_restart)",
             [names.ROOT],
         ).fetchone()
@@ -153,15 +167,20 @@ class PostgreSQL:
             timeline=int(timeline), position=lsn_place(str(lsn)), waiting_mb=self._waiting()
         )
         facts = {"server_version": str(version).split(" ")[0], "system_identifier": str(identifier)}
-        if pending:
-            facts["pending_restart"] = str(pending)[:250]
-        if self._refused:
-            facts["settings_refused"] = self._refused
+        found = Told(facts=facts, root=bool(root), digest=str(digest or ""))
         if want is None:
-            return facts, bool(root), Config.UNKNOWN
-        if digest != self._files(want).digest:
-            return facts, bool(root), Config.OLD
-        return facts, bool(root), Config.PENDING if pending else Config.CURRENT
+            return found
+        waiting = tuple(str(name) for name in pending or ())[:WAITING_MOST]
+        chosen = self._parameters.chosen(want)
+        if digest != config.files(want, self.places, chosen.parameters).digest:
+            configured = Configured(waiting=waiting, refused=chosen.refused)
+            return msgspec.structs.replace(found, level=Config.OLD, configured=configured)
+        applied = {name: text for name, text in chosen.parameters.items() if name not in waiting}
+        return msgspec.structs.replace(
+            found,
+            level=Config.PENDING if waiting else Config.CURRENT,
+            configured=Configured(applied, waiting, chosen.refused),
+        )
 
     # --- effects
 
@@ -213,35 +232,36 @@ class PostgreSQL:
         write_whole(root / "conf" / "pg_ident.conf", made.ident.encode(), mode=0o640)
 
     def _files(self, want: DatabaseWant) -> config.Files:
-        return config.files(want, self.places, own=self._own_settings)
+        return config.files(want, self.places, self._parameters.chosen(want).parameters)
 
     async def _configure(self, want: DatabaseWant) -> None:
         """Write it, after PostgreSQL itself has read it: one bad value would keep the server down."""
-        self._own_settings, self._refused = True, config.refused(want.settings) or ""
-        conf = self.places.conf
-        for own in (True, False):
-            self._own_settings = own
-            made = self._files(want)
-            self.write_clients(self.places.database, want)
-            trial = conf / "trial.conf"
-            write_whole(trial, made.settings.encode(), mode=0o640, durable=False)
+        self._parameters.judge(want)
+        self.write_clients(self.places.database, want)
+        while True:
             try:
-                await run(self.tools, [
-                    str(self.programs / "postgres"), "-D", str(self.places.data),
-                    "-c", f"config_file={trial}", "-C", "shared_buffers",
-                ], CALL)  # fmt: skip
+                await self._try(self._files(want))
+                return
             except ToolFailed as error:
-                if not own or not want.settings:
+                if not self._parameters.chosen(want).parameters:
                     raise DatastoreError(f"the configuration is refused: {error}") from error
-                self._refused = str(error)[:300]
-                continue
-            trial.rename(conf / "postgresql.conf")
-            return
+                self._parameters.refuse(want, str(error))
+
+    async def _try(self, made: config.Files) -> None:
+        conf = self.places.conf
+        trial = conf / "trial.conf"
+        write_whole(trial, made.settings.encode(), mode=0o640, durable=False)
+        await run(self.tools, [
+            str(self.programs / "postgres"), "-D", str(self.places.data),
+            "-c", f"config_file={trial}", "-C", "shared_buffers",
+        ], CALL)  # fmt: skip
+        trial.rename(conf / "postgresql.conf")
 
     async def start(self, want: DatabaseWant) -> None:
         if want.restart != self._starts_of:
             self._starts, self._starts_of = [], want.restart
         self._starts = [*self._starts[-20:], self._clock()]
+        self._parameters.before_start(want, last_error(self._log))
         await self._configure(want)
         await self._server.start(want.restart, self._log)
 
