@@ -9,11 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.pool import QueuePool
 
 from tests import postgres as own
-from tests.stores import longer_than_their_columns, opened
+from tests.stores import SharedTables, longer_than_their_columns, opened
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a server which takes seconds to start run in one process, so that there is one."""
+    for item in items:
+        if "s3" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("s3"))
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +53,21 @@ def postgres(postgres_server: own.Postgres) -> str:
     return postgres_server.address
 
 
+@pytest.fixture(scope="session")
+def postgres_tables(postgres_server: own.Postgres) -> SharedTables:
+    """A database that tests use one after the other."""
+    return SharedTables(postgres_server.address)
+
+
 @pytest.fixture
-def postgres_store(postgres: str, request: pytest.FixtureRequest) -> Iterator[Store]:
+def postgres_store(postgres_tables: SharedTables) -> Iterator[Store]:
     """An empty store on PostgreSQL with its clock."""
-    name = f"t{abs(hash(request.node.nodeid)):x}"
-    own.copy(postgres, name, "template")
-    made = opened(own.url(postgres, name))
+    made = postgres_tables.emptied()
+    pool = made.engine.pool
     yield made
     made.close()
-    own.drop(postgres, name)
+    assert isinstance(pool, QueuePool)
+    assert pool.checkedout() == 0, "a connection was not given back, and nobody closes it"
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,10 @@ def free_ports(count: int) -> int:
             return port
 
 
+def s3_is_built() -> bool:
+    return subprocess.run([SCRIPT, "built"], check=False).returncode == 0
+
+
 class S3Server:
     """OpenStack Swift with its s3api; its parts can be frozen."""
 
@@ -85,7 +89,7 @@ class S3Server:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server for all tests of this process; each takes a bucket of its own."""
-    if not (ROOT / ".cache" / "swift" / "built").exists():
+    if not s3_is_built():
         pytest.skip("the S3 server for tests is not installed: scripts/s3-server build (make test does it)")
     server = S3Server(tmp_path_factory.mktemp("s3"))
     yield server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import msgspec
@@ -158,28 +159,38 @@ SEEN = [None] + [
     for step in (Step.AT_REST, Step.FETCHING, Step.REMOVED)
     for trouble in TROUBLES
 ]
-EVERYTHING = [
-    replaced(
-        base,
-        seen=observation,
-        operation=operation,
-        deleted=deleted,
-        power=power,
-        intent=2,
-        edge=2,
-        launched_wall=launched,
-        disk_recorded=launched is not None,
-        work_deadline=NOW.lease - 1,
-    )
-    for base, observation, operation, deleted, power, launched in itertools.product(
-        (NEW, PLACED, replaced(PLACED, host=AWAY_HOST)), SEEN, OPERATIONS, (True, False), Power, (None, 1.0)
-    )
-]
+
+
+@functools.cache
+def everything() -> list[Server]:
+    """Every state there is; made when it is asked for, because every process of a run imports this."""
+    return [
+        replaced(
+            base,
+            seen=observation,
+            operation=operation,
+            deleted=deleted,
+            power=power,
+            intent=2,
+            edge=2,
+            launched_wall=launched,
+            disk_recorded=launched is not None,
+            work_deadline=NOW.lease - 1,
+        )
+        for base, observation, operation, deleted, power, launched in itertools.product(
+            (NEW, PLACED, replaced(PLACED, host=AWAY_HOST)),
+            SEEN,
+            OPERATIONS,
+            (True, False),
+            Power,
+            (None, 1.0),
+        )
+    ]
 
 
 def test_no_state_is_left_without_a_next_look_that_lies_ahead() -> None:
     """Law 2 for every state there is: settled, due now, or looked at again later than now."""
-    for server in EVERYTHING:
+    for server in everything():
         plan = plan_control(server, NOW)
         if isinstance(plan, LookAgain):
             assert plan.at > NOW.lease, server
@@ -187,19 +198,19 @@ def test_no_state_is_left_without_a_next_look_that_lies_ahead() -> None:
 
 
 def test_a_delete_is_never_called_settled_before_it_is_done() -> None:
-    for server in EVERYTHING:
+    for server in everything():
         if server.deleted:
             assert plan_control(server, NOW) != Settled(), server
 
 
 def test_active_is_claimed_only_for_what_once_ran() -> None:
-    for server in EVERYTHING:
+    for server in everything():
         if server.launched_wall is None and server.power is Power.ON and server.marked_wall is None:
             assert status(server, NOW).status in ("BUILD", "ERROR"), server
 
 
 def test_a_silent_host_changes_no_status() -> None:
-    for server in EVERYTHING:
+    for server in everything():
         if server.host is not HOST:
             continue
         silent = status(replaced(server, host=AWAY_HOST), NOW)
@@ -213,7 +224,7 @@ def test_a_silent_host_changes_no_status() -> None:
 
 
 def test_every_error_explains_itself() -> None:
-    for server in EVERYTHING:
+    for server in everything():
         shown = status(server, NOW)
         if shown.status == "ERROR":
             assert shown.fault is not None
@@ -222,7 +233,7 @@ def test_every_error_explains_itself() -> None:
 
 
 def test_an_operation_is_done_only_when_the_facts_say_so() -> None:
-    for server in EVERYTHING:
+    for server in everything():
         if server.operation is None:
             continue
         outcome = operation_outcome(server, server.operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import msgspec
@@ -278,23 +279,28 @@ def test_a_deleted_server_goes_piece_by_piece(seen: dict[str, object], expected:
 
 
 IMAGES: list[Images] = [Ready(), Missing(), Fetching(0, 1), FetchFailed("x", False), FetchFailed("x", True)]
-EVERYTHING = [
-    (
-        msgspec.structs.replace(want, disk_recorded=recorded, replaced=replaced),
-        View(guest, images, disk, nics, folder, replaced=P if replaced else A, memory=memory),
-    )
-    for want in WANTS.values()
-    for recorded in (True, False)
-    for replaced in ((), ("old",))
-    for memory in (P, A)
-    for guest in GUESTS.values()
-    for images, disk, nics, folder in itertools.product(IMAGES, Thing, Thing, Thing)
-]
+
+
+@functools.cache
+def everything() -> list[tuple[Want, View]]:
+    """Every state there is; made when it is asked for, because every process of a run imports this."""
+    return [
+        (
+            msgspec.structs.replace(want, disk_recorded=recorded, replaced=replaced),
+            View(guest, images, disk, nics, folder, replaced=P if replaced else A, memory=memory),
+        )
+        for want in WANTS.values()
+        for recorded in (True, False)
+        for replaced in ((), ("old",))
+        for memory in (P, A)
+        for guest in GUESTS.values()
+        for images, disk, nics, folder in itertools.product(IMAGES, Thing, Thing, Thing)
+    ]
 
 
 def test_the_planner_is_total_and_keeps_the_laws() -> None:
     """Over every cell there is: unknown destroys nothing, data is made once, nothing starts twice."""
-    for want, view in EVERYTHING:
+    for want, view in everything():
         decision = plan_host(want, view)
         does = decision.do if isinstance(decision, Act) else None
         if isinstance(view.guest, Unclear):
@@ -333,7 +339,7 @@ def test_the_planner_is_total_and_keeps_the_laws() -> None:
 
 
 def test_a_trouble_always_names_reason_and_remedy() -> None:
-    for want, view in EVERYTHING:
+    for want, view in everything():
         decision = plan_host(want, view)
         if isinstance(decision, Hold) and decision.trouble is not None:
             assert decision.trouble.reason

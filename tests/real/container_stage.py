@@ -14,22 +14,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from unstuck.core.server.data import (
     BootImage,
     Fence,
     Flavor,
-    Guest,
     ImageRole,
     Machine,
     Nic,
     Power,
     Spec,
-    Step,
     Want,
 )
-from unstuck.core.server.host import Act, Do, Rest, plan_host
 from unstuck.host.driver import Driver
 from unstuck.host.drivers.folder import ServerFolder, write_identity
 from unstuck.host.drivers.podman import cgroups, mounts
@@ -173,32 +168,6 @@ async def staged(root: Path, image: Path) -> AsyncIterator[Stage]:
         yield stage
     finally:
         await stage.close()
-
-
-async def settle(driver: Driver, want: Want) -> Step:
-    """What an agent does, without the store."""
-    for _ in range(80):
-        decision = plan_host(want, await driver.look(want))
-        if isinstance(decision, Rest):
-            return decision.step
-        if isinstance(decision, Act) and decision.do is Do.RECORD_DISK:
-            want = msgspec.structs.replace(want, disk_recorded=True)
-        elif isinstance(decision, Act):
-            await getattr(driver, decision.do.value)(want)
-            await asyncio.sleep(min(decision.then, 0.1))
-        else:
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"it does not settle: {decision}")
-
-
-async def until(driver: Driver, want: Want, wanted: type[Guest], seconds: float = 20.0) -> Guest:
-    end = time.monotonic() + seconds
-    while True:
-        guest = (await driver.look(want)).guest
-        if isinstance(guest, wanted):
-            return guest
-        assert time.monotonic() < end, guest
-        await asyncio.sleep(0.02)
 
 
 async def said(driver: Driver, want: Want, text: str, seconds: float = 20.0) -> str:

@@ -334,12 +334,14 @@ class FaultCloud:
         """The first answer that is true. Fails with what is known, never just with a timeout."""
         over = time.monotonic() + seconds
         while True:
+            began = time.monotonic()
             found = condition()
             if found:
                 return found
             if time.monotonic() > over:
                 self.fail(f"{what}: not within {seconds:.0f} s\n{more()}")
-            time.sleep(0.05)
+            # Looking takes time from what is waited for.
+            time.sleep(max(0.05, time.monotonic() - began))
 
     def note(self, text: str) -> None:
         self._notes.append(f"{time.monotonic() - self.began:6.1f} s  {text}")

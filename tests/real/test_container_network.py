@@ -19,10 +19,10 @@ from tests.real.container_stage import (
     nic,
     reached,
     said,
-    settle,
     staged,
     why_not,
 )
+from tests.real.driving import settle
 from unstuck.core.server.data import Access, Power, Running, Step, Thing, Want
 from unstuck.host.drivers.podman.driver import PodmanDriver
 from unstuck.host.drivers.process import run

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.real.container_stage import build_tree, inside, said, settle, staged, until, why_not
+from tests.real.container_stage import build_tree, inside, said, staged, why_not
+from tests.real.driving import settle, until
 from unstuck.cli import boxes
 from unstuck.cli.reality import Expected, compare, look
 from unstuck.core.server.data import Gone, Machine, Mute, Paused, Power, Running, Step, Thing, Unclear, Want

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.real.container_stage import build_tree, nic, reached, settle
-from tests.real.test_qemu_driver import powered_off, until
+from tests.real.container_stage import build_tree, nic, reached
+from tests.real.driving import settle, until
+from tests.real.test_qemu_driver import powered_off
 from unstuck.core.server.data import (
     Access,
     BootImage,

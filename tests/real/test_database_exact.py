@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.blobs.conftest import ROOT, S3Server
+from tests.blobs.conftest import S3Server, s3_is_built
 from tests.proof import proves
 from tests.real.database_cloud import DatabaseCloud, Instance, login
 from unstuck.blobs import keyring
@@ -32,7 +32,7 @@ KILLS = 50
 
 @pytest.fixture(scope="module")
 def bucket(made: DatabaseCloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Location]:
-    if not (ROOT / ".cache" / "swift" / "built").exists():
+    if not s3_is_built():
         pytest.skip("the S3 server for tests is not installed: scripts/s3-server build (make test does it)")
     server = S3Server(tmp_path_factory.mktemp("s3"))  # in the cloud's own network
     try:

@@ -3,8 +3,6 @@ absences, later agents."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.proof import proves
@@ -19,26 +17,6 @@ pytestmark = [
 PHASES = ["starting", "copying", "finishing"]
 
 
-@proves("T2", ends="COMPLETED by the next process of the agent")
-def test_an_agent_that_is_dead_at_the_request(shop: Instance) -> None:
-    shop.kill_agent()
-    shop.completed(shop.request())
-    shop.free()
-
-
-@proves("T4", ends="COMPLETED by the same attempt")
-def test_an_agent_frozen_for_less_than_its_lease(shop: Instance) -> None:
-    shop.made.settings(copying=60.0, finishing=60.0, uploading=60.0)
-    backup, holds = shop.held("copying")
-    agent = shop.hold(shop.agent())
-    holds[0].go_on()
-    time.sleep(LEASE / 2)
-    agent.go_on()
-    found = shop.completed(backup)
-    assert found["unstuck"]["attempt"] == 1
-    shop.free()
-
-
 @proves("T4", ends="given up, offered anew; COMPLETED once the agent is thawed")
 def test_an_agent_frozen_for_longer_than_its_lease_then_thawed(shop: Instance) -> None:
     backup, holds = shop.held("copying")
@@ -49,19 +27,6 @@ def test_an_agent_frozen_for_longer_than_its_lease_then_thawed(shop: Instance) -
     agent.go_on()
     found = shop.completed(backup)
     assert found["unstuck"]["attempt"] == 2
-    shop.free()
-
-
-@proves("T9", ends="COMPLETED: the offer was still open")
-@pytest.mark.parametrize("seconds", [5.0, 45.0])
-def test_an_agent_that_comes_late(shop: Instance, seconds: float) -> None:
-    shop.made.settings(claim=seconds + 30.0)
-    agent = shop.hold(shop.agent())
-    backup = shop.request()
-    time.sleep(seconds)  # this long is the fault
-    assert shop.backup(backup)["status"] == "NEW"
-    agent.go_on()
-    assert shop.completed(backup)["unstuck"]["attempt"] == 1
     shop.free()
 
 
@@ -106,17 +71,6 @@ def test_the_api_is_killed_before_its_commit(shop: Instance) -> None:
     shop.free()
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@proves("T17", "T18", "T19", ends="COMPLETED")
-def test_the_control_plane_is_killed_while_a_backup_runs(shop: Instance, phase: str) -> None:
-    backup, holds = shop.held(phase)
-    shop.cloud.kill("control")
-    holds[0].go_on()
-    shop.cloud.start("control")
-    shop.completed(backup)
-    shop.free()
-
-
 @proves("B22", ends="COMPLETED: whoever verifies next tries to the end")
 def test_the_control_plane_is_killed_while_it_verifies_and_the_deadline_for_that_is_short(
     shop: Instance,
@@ -129,16 +83,4 @@ def test_the_control_plane_is_killed_while_it_verifies_and_the_deadline_for_that
     shop.cloud.kill("control")
     shop.cloud.start("control")
     assert shop.completed(backup, 200.0)["unstuck"]["attempt"] == 1
-    shop.free()
-
-
-@proves("B15", ends="COMPLETED; the database is in use all the time")
-def test_the_control_plane_is_away_for_longer_than_the_lease(shop: Instance) -> None:
-    backup, holds = shop.held("copying")
-    shop.cloud.kill("control")
-    holds[0].go_on()
-    time.sleep(LEASE + 10.0)  # this long is the fault
-    shop.writes_go_on()
-    shop.cloud.start("control")
-    shop.completed(backup)
     shop.free()

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.real.driving import settle, until
 from unstuck.core.server.data import (
     BootImage,
     Fence,
@@ -40,7 +41,7 @@ from unstuck.core.server.data import (
     Unclear,
     Want,
 )
-from unstuck.core.server.host import Act, Do, Rest, plan_host
+from unstuck.core.server.host import Act, Do, plan_host
 from unstuck.host import tinyimage
 from unstuck.host.driver import Driver, DriverError
 from unstuck.host.drivers.folder import ServerFolder, write_identity
@@ -133,31 +134,6 @@ async def staged(root: Path, images: tuple[BootImage, ...]) -> AsyncIterator[Sta
         yield stage
     finally:
         await stage.close()
-
-
-async def settle(driver: Driver, want: Want) -> Step:
-    """What an agent does, without the store."""
-    for _ in range(60):
-        decision = plan_host(want, await driver.look(want))
-        if isinstance(decision, Rest):
-            return decision.step
-        if isinstance(decision, Act) and decision.do is Do.RECORD_DISK:
-            want = msgspec.structs.replace(want, disk_recorded=True)
-        elif isinstance(decision, Act):
-            await getattr(driver, decision.do.value)(want)
-        else:
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"it does not settle: {decision}")
-
-
-async def until(driver: Driver, want: Want, wanted: type[Guest], seconds: float = 30.0) -> Guest:
-    end = time.monotonic() + seconds
-    while True:
-        guest = (await driver.look(want)).guest
-        if isinstance(guest, wanted):
-            return guest
-        assert time.monotonic() < end, guest
-        await asyncio.sleep(0.05)
 
 
 def fill(file: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.real.test_qemu_driver import Stage, images, settle, staged
+from tests.real.driving import settle
+from tests.real.test_qemu_driver import Stage, images, staged
 from unstuck.core.server.data import BootImage, Flavor, Gone, Running, Thing, Want
 from unstuck.core.server.host import START_BUDGET, Act, Do, Hold, plan_host
 from unstuck.host.driver import DriverError

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tests.store.instance_play import Databases, caller
+from tests.stores import opened
 from unstuck.control.instances import InstanceController
 from unstuck.core.instance.control import LookAgain, Settled, plan_control
 from unstuck.core.server.data import Gone, Power, Running, Step, Thing
@@ -146,7 +147,7 @@ def test_killed_at_any_effect_it_comes_about_all_the_same(
     for at in range(1 + part, EFFECTS + 1, 4):
         port = Mortal(at, after=after)
         shutil.copyfile(sqlite_template, tmp_path / f"{at}.db")
-        own = Store(f"sqlite:///{tmp_path}/{at}.db")
+        own = opened(f"sqlite:///{tmp_path}/{at}.db")
         live(Databases(own), port)
         own.close()
         assert len(port.died) == 1

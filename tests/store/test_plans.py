@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from tests import postgres
+from tests.stores import opened
 from unstuck.store import (
     agents,
     asks,
@@ -38,6 +42,23 @@ OFTEN: dict[str, tuple[Prepared, str]] = {
     "servers that failed": (figures._FAILED, "ix_servers_failed"),
     "servers that are off": (figures._OFF, "ix_servers_off"),
 }
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def any_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One for all of these, which change nothing; new, because PostgreSQL plans by what a table once held."""
+    if request.param == "postgresql":
+        server: postgres.Postgres = request.getfixturevalue("postgres_server")
+        postgres.copy(server.address, "plans", "template")
+        made = opened(postgres.url(server.address, "plans"))
+    else:
+        path = tmp_path_factory.mktemp("plans") / "store.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        made = opened(f"sqlite:///{path}")
+    yield made
+    made.close()
+    if request.param == "postgresql":
+        postgres.drop(server.address, "plans")
 
 
 def plan(tx: Tx, query: Prepared) -> str:

@@ -117,7 +117,8 @@ def _run_modes(options: argparse.Namespace, journal: Journal | None) -> Iterator
         yield run_all("exhaustive", part.take(faults), jobs, len(SCENARIOS), journal)
     if "setback" in chosen:
         scenarios = len({*SETBACK_SCENARIOS, *JUMP_SCENARIOS, DATABASE_SETBACK})
-        yield run_all("setback", part.take(setback_cases()), jobs, scenarios, journal)
+        some_setbacks = itertools.islice(setback_cases(), 0, None, max(options.setbacks_every, 1))
+        yield run_all("setback", part.take(some_setbacks), jobs, scenarios, journal)
     if "databases" in chosen:
         some_of_all = database_cases(max(options.databases_every, 1))
         yield run_all("databases", part.take(some_of_all), jobs, len(DATABASE_SCENARIOS), journal)
@@ -140,6 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument(
         "--databases-every", type=int, default=EXHAUSTIVE_EVERY, metavar="N",
         help="try every Nth fault in scenarios with databases (1: all)",
+    )  # fmt: skip
+    every.add_argument(
+        "--setbacks-every", type=int, default=1, metavar="N",
+        help="set the store back, or make its clock jump, at every Nth moment (default: all)",
     )  # fmt: skip
     every.add_argument(
         "--only", choices=PARTS, action="append", help="only these (may be given several times)"

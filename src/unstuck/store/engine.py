@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-import psycopg
 import pysqlite3
 import sqlalchemy as sa
 import structlog
@@ -336,6 +335,8 @@ class Store:
 
 def _introduction(dbapi: Any) -> tuple[str, str | None]:
     """(session, origin) of a PostgreSQL. One that does not tell has no origin: agents still notice."""
+    import psycopg  # not at the top: a store on SQLite starts without it
+
     dbapi.autocommit = True
     try:
         started = str(dbapi.execute("SELECT pg_postmaster_start_time()").fetchone()[0])
