@@ -15,7 +15,7 @@ import pytest
 
 from unstuck.cli.chaos.checks import Checks, _compare
 from unstuck.cli.chaos.clients import CLIENTS, PostgreSQL, Session
-from unstuck.cli.chaos.faults import Done, Skipped, fill
+from unstuck.cli.chaos.faults import Done, Skipped, _anew, fill
 from unstuck.cli.chaos.lanes import Book, Lane, Record
 from unstuck.cli.chaos.load import Writer
 from unstuck.cli.chaos.report import Result, page
@@ -143,7 +143,7 @@ def test_a_fault_that_does_not_settle_is_recorded_as_such(monkeypatch: pytest.Mo
 
     made = lane(book, [never], over)
     made.start()
-    made.join(20.0)
+    made.finish()
     [record] = book.records
     assert (record.settled, record.kills, book.kills) == (None, 1, 1)
 
@@ -159,7 +159,7 @@ def test_a_lane_that_breaks_says_so() -> None:
 
     made = lane(book, [skips, breaks], over)
     made.start()
-    made.join(20.0)
+    made.finish()
     assert "KeyError" in made.broken
     assert book.records == []
 
@@ -217,3 +217,19 @@ def test_the_page_holds_all_and_obeys_nothing() -> None:
     for word in ("http://", "https://", "src=", "@import"):
         assert word not in text
     assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
+
+
+def test_a_killed_server_is_back_only_when_another_one_acknowledges_rows() -> None:
+    client = Rows()
+    writer = written(client, 5)
+    servers: list[int | None] = [7]
+    writer.database.server = lambda: servers[-1]  # type: ignore[method-assign]
+    over = _anew(writer, 7)
+    writer.acknowledged += [100, 101, 102]  # by the last sessions of the dead one
+    assert not over()
+    servers.append(None)
+    assert not over()
+    servers.append(8)
+    assert not over()
+    writer.acknowledged += [103, 104]
+    assert over()

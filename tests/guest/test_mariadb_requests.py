@@ -19,6 +19,8 @@ from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.native import verifier
 from unstuck.core.instance.requests import (
     ChangeUser,
+    Check,
+    Checked,
     CreateDatabases,
     CreateUsers,
     DatabaseInfo,
@@ -280,3 +282,40 @@ def test_a_request_that_a_transaction_holds_up_is_told_so(guest: Guest) -> None:
         connection.rollback()
     assert guest.host.ask_database(DropDatabase("shop")) == Ok()
     assert guest.host.ask_database(CreateDatabases((WantedDatabase("shop"),))) == Ok()
+
+
+def check(guest: Guest, query: str = "", database: str = "") -> Ok | Failed:
+    answer = guest.host.ask_database(Check(20.0, database, query))
+    assert isinstance(answer, Ok | Failed)
+    return answer
+
+
+def test_a_check_reads_every_row_may_do_nothing_else_and_the_owner_says_what_is_right(guest: Guest) -> None:
+    with guest.connect() as there, there.cursor() as cursor:
+        cursor.execute("CREATE TABLE t AS SELECT seq AS n FROM seq_1_to_500")
+    said = check(guest)
+    assert isinstance(said, Ok)
+    assert said.checked == Checked(databases=1, tables=1, tables_read=1, rows=500)
+    said = check(guest, "select count(*) = 500 from t", "shop")
+    assert isinstance(said, Ok)
+    assert said.checked is not None
+    assert said.checked.value == "1"
+    for query in (
+        "select count(*) > 500 from t",
+        "select 1 from t where n < 0",
+        "select n from gone",
+        "select null",
+    ):
+        wrong = check(guest, query)
+        assert isinstance(wrong, Failed)
+        assert wrong.code == "wrong", query
+    for query in (
+        "drop table t", "create table x (n int)", "select 1; select 2",
+        "select load_file('/etc/passwd') is not null",
+        "select 1 into outfile '/tmp/check'", "sel ect", "set global read_only = 0",
+    ):  # fmt: skip
+        refused_ = check(guest, query)
+        assert isinstance(refused_, Failed), query
+        assert refused_.code in ("invalid", "wrong"), query
+    assert check(guest, "select 1", "nowhere").__class__ is Failed
+    assert "unstuck_check" not in {user.name for user in answered(guest, ListUsers(100)).users}

@@ -14,6 +14,8 @@ from tests.guest.guest import PASSWORD, VERIFIER, Guest, anna, folder
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.requests import (
     ChangeUser,
+    Check,
+    Checked,
     CreateDatabases,
     CreateUsers,
     DatabaseInfo,
@@ -300,3 +302,54 @@ def test_of_several_who_ask_for_the_same_at_once_one_does_it_and_the_others_are_
             assert answers.count(Ok()) == 1, (request, answers)
             codes = {answer.code for answer in answers if isinstance(answer, Failed)}
             assert codes == {otherwise}, (request, answers)
+
+
+def check(guest: Guest, query: str = "", database: str = "") -> Ok | Failed:
+    answer = guest.host.ask_database(Check(20.0, database, query))
+    assert isinstance(answer, Ok | Failed)
+    return answer
+
+
+def test_a_check_reads_every_row_and_the_owners_statement_says_whether_it_is_right(guest: Guest) -> None:
+    with guest.connect() as there:
+        there.execute("CREATE TABLE t AS SELECT n FROM generate_series(1, 500) n")
+    said = check(guest)
+    assert isinstance(said, Ok)
+    assert said.checked == Checked(databases=1, tables=1, tables_read=1, rows=500)
+    said = check(guest, "select count(*) = 500 from t", "shop")
+    assert isinstance(said, Ok)
+    assert said.checked is not None
+    assert said.checked.value == "True"
+    for query in (
+        "select count(*) > 500 from t",
+        "select 1 where false",
+        "select n from gone",
+        "select null",
+    ):
+        wrong = check(guest, query)
+        assert isinstance(wrong, Failed)
+        assert wrong.code == "wrong", query
+    assert check(guest, "select 1", "nowhere") == Failed(
+        "wrong", "there is no database 'nowhere' in it", "database"
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "reset session authorization", "drop table t", "create table x (n int)", "select 1; select 2",
+        "select pg_read_file('/etc/passwd')", "copy (select 1) to program 'true'", "sel ect",
+        "set role unstuck_admin", "do $$ begin execute 'create table y (n int)'; end $$", "",
+    ],
+)  # fmt: skip
+def test_a_check_may_read_and_nothing_else(guest: Guest, query: str) -> None:
+    with guest.connect() as there:
+        there.execute("CREATE TABLE t AS SELECT 1 AS n")
+    said = check(guest, query or "select usesuper from pg_user where usename = session_user")
+    assert isinstance(said, Failed)
+    assert said.code in ("invalid", "wrong")
+    with guest.connect() as there:
+        assert there.execute("SELECT relname FROM pg_class WHERE relname IN ('t', 'x', 'y')").fetchall() == [
+            ("t",)
+        ]
+    assert "unstuck_check" not in {user.name for user in answered(guest, ListUsers(100)).users}

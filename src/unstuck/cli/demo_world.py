@@ -70,12 +70,15 @@ class World:
         return json.loads(text) if "json" in words else text
 
     def _run(self, command: list[str], more: dict[str, str], expect: int | None) -> str:
-        done = subprocess.run(
-            command, env={**self.environment, **more}, capture_output=True, text=True, timeout=120,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        words = " ".join([Path(command[0]).name, *command[1:]])
+        try:
+            done = subprocess.run(
+                command, env={**self.environment, **more}, capture_output=True, text=True, timeout=300,
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Failed(f"`{words}` did not end within 300 seconds") from None
         if expect is not None and done.returncode != expect:
-            words = " ".join([Path(command[0]).name, *command[1:]])
             raise Failed(f"`{words}` ended with {done.returncode}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 

@@ -38,6 +38,8 @@ from unstuck.control.loop import Controller
 from unstuck.control.schedules import WAKE as SCHEDULES
 from unstuck.control.schedules import ScheduleController
 from unstuck.control.setup import set_up
+from unstuck.control.verifications import WAKE as VERIFICATIONS
+from unstuck.control.verifications import VerificationController
 from unstuck.core.instance.data import TRASH
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
@@ -129,6 +131,7 @@ class ControlPlane:
             self._schedules = ScheduleController(
                 port, store, site.found, site.stores.places, self._notifier.wake, watch=self._metrics
             )
+        self._verifications = VerificationController(port, store, self._notifier.wake, watch=self._metrics)
         self._instances = InstanceController(
             port, store, self._notifier.wake, watch=self._metrics, together=at_once
         )
@@ -144,7 +147,7 @@ class ControlPlane:
             "tick": self._controller.tick_forever(),
             "servers": self._controller.servers_forever(),
             "instances": self._instances.instances_forever(),
-            "wake": self._pass_wakes("control", WAKE, BACKUPS, ARCHIVES, SCHEDULES),
+            "wake": self._pass_wakes("control", WAKE, BACKUPS, ARCHIVES, SCHEDULES, VERIFICATIONS),
             "deaf": end_when_deaf(self._port, self._listener.getsockname()),
             "watchdog": service.watch(self._port),
             "collect": collect_forever(self._port, self._store, self._state_dir),
@@ -155,6 +158,7 @@ class ControlPlane:
             works["archives"] = self._archives.run_forever()
         if self._schedules is not None:
             works["schedules"] = self._schedules.schedules.run_forever()
+            works["verifications"] = self._verifications.loop.run_forever()
             works["retention"] = self._schedules.retention.run_forever()
         code = await self._port.run(works)
         await self._close(web)

@@ -140,6 +140,8 @@ class _Restoring:
                 answer, blob = await self._port.effect(name, lambda: ask(self._control, request))
             except Away as error:
                 answer, blob = NotNow("unreachable", str(error)), b""
+            if isinstance(answer, Refused) and answer.code == "damaged":
+                raise damaged(answer.reason)
             if isinstance(answer, Refused):
                 raise DatastoreError(f"the backup cannot be had: {answer.reason}", REMEDY, final=True,
                                      code="backup-refused")  # fmt: skip

@@ -38,9 +38,9 @@ class Restores:
         key, pieces = chunk_key(grant.prefix, ask.index), self._pieces(grant)
         found = await self._desk.objects(self._guest, "fetch", lambda: pieces.get(key))
         if found is None:
-            raise refuse("gone", f"piece {ask.index} of the backup is not in the blob store")
+            raise refuse("damaged", f"piece {ask.index} of the backup is not in the blob store")
         if len(found) != chunk.sealed_length or await self._desk.digest(found) != chunk.sealed_digest:
-            raise refuse("invalid", f"piece {ask.index} of the backup is not the object that was written")
+            raise refuse("damaged", f"piece {ask.index} of the backup is not the object that was written")
         return Done(), found
 
     async def _granted(self, above: int, *, afresh: bool = False) -> RestoreGrant:

@@ -10,6 +10,7 @@ from unstuck.sim.archive_scenarios import ARCHIVE_SCENARIOS
 from unstuck.sim.blobs import DIRECT, Mode
 from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
+from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 
 if TYPE_CHECKING:
     from unstuck.sim.database_user import DatabaseUser
@@ -662,3 +663,4 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         parameters_no_server_starts_with,
     )
 } | SCHEDULE_SCENARIOS
+DATABASE_SCENARIOS |= VERIFY_SCENARIOS

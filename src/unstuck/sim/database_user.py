@@ -87,7 +87,7 @@ class DatabaseUser(SimUser):
     ) -> T:
         """A request of whoever knows what it may be refused with."""
         answer = await self._db(name, tx, *args, **kwargs)
-        self._world.wake("control", "schedules")
+        self._world.wake("control", "schedules", "verifications")
         return answer
 
     def short_deadlines(self, name: str) -> None:

@@ -23,6 +23,7 @@ from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import BackupController
 from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.schedules import ScheduleController
+from unstuck.control.verifications import VerificationController
 from unstuck.core.agents import World
 from unstuck.core.backup.data import Phase
 from unstuck.core.image import Data, Image
@@ -35,6 +36,7 @@ from unstuck.sim.engine import Process
 from unstuck.sim.guest import Inside
 from unstuck.sim.guestcontrol import SimDatabaseControl
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
+from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 from unstuck.sim.world import SimGuest, SimHost, SimStore
 from unstuck.store import cloud_keys, datastores, flavors, images
 from unstuck.store.engine import Tx
@@ -156,6 +158,9 @@ class Databases:
             keyring=self.keyring, places=self.stores.places, base_delay=10.0, tick=TICK,
         )  # fmt: skip
         process.spawn("archives", self._archives_forever(process, logs))
+        if self._run.scenario in VERIFY_SCENARIOS:
+            verifications = VerificationController(process.port, store, notify, tick=TICK)
+            process.spawn("verifications", verifications.loop.run_forever())
         if self._run.scenario in SCHEDULE_SCENARIOS:
             # Elsewhere it would only make every run longer.
             schedules = ScheduleController(

@@ -14,6 +14,8 @@ from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import (
+    Check,
+    Checked,
     CreateDatabases,
     CreateUsers,
     DatabaseAnswer,
@@ -33,6 +35,7 @@ from unstuck.core.server.data import Thing
 from unstuck.guest.datastore import Copied, DatastoreError, LogSource, Look
 from unstuck.sim import parameters
 from unstuck.sim.engine import NoReply, Reply, sleep
+from unstuck.sim.verify_scenarios import WRONG
 
 if TYPE_CHECKING:
     from unstuck.sim.guest import Inside
@@ -344,6 +347,10 @@ class SimDatastore:
                 if there:
                     return Failed("exists", f"there is a user {there[0]}")
                 volume.users |= {user.name for user in users}
+            case Check(query=query):
+                if query == WRONG:
+                    return Failed("wrong", "the statement gave false", "query")
+                return Ok(checked=Checked(1, 1, 1, len(volume.rows)))
             case DropUser(name):
                 volume.users.discard(name)
             case _:

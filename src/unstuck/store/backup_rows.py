@@ -124,6 +124,8 @@ class BackupRow(msgspec.Struct, frozen=True, kw_only=True):
     retry_of: str | None
     made_by: str
     pinned: bool
+    verified: str | None
+    damaged: str | None
     location: str
     created_wall: float
     updated_wall: float
@@ -161,7 +163,8 @@ def from_row(row: Any) -> BackupRow:
         id=row.id, project_id=row.project_id, instance_id=row.instance_id, instance_name=row.instance_name,
         datastore_version_id=row.datastore_version_id, name=row.name, description=row.description,
         parent_id=row.parent_id, generation=row.generation, retry_of=row.retry_of, made_by=row.made_by,
-        pinned=row.pinned, location=row.location,
+        pinned=row.pinned,
+        verified=row.verified, damaged=row.damaged, location=row.location,
         created_wall=row.created_wall, updated_wall=row.updated_wall, recipient=row.recipient, key=row.key,
         recipients=readable.read(_strings, row.recipients, ()), prefix=row.prefix, digest=row.digest,
         size=row.size, checked=row.checked, backup=facts, readable=facts.generation != -1,

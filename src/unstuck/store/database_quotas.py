@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.errors import Invalid, TooLarge
+from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.store.backups_made import USER
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
@@ -72,6 +73,8 @@ _LIMITS = Prepared(
 
 def limits(tx: Tx, project_id: str) -> dict[str, int]:
     """A project's limits by resource; -1 is no limit."""
+    if project_id == SERVICE_PROJECT:  # what is thrown away again is bounded by those who make it
+        return dict.fromkeys(DEFAULTS, -1)
     own = {row.resource.removeprefix(PREFIX): row.hard_limit for row in _LIMITS.all(tx, project=project_id)}
     return {name: own.get(name, limit) for name, limit in DEFAULTS.items()}
 

@@ -181,6 +181,7 @@ def _being_read(tx: Tx, found: dict[str, BackupRow]) -> set[str]:
 def _item(row: BackupRow, read: set[str]) -> Item:
     ended = row.backup.ended
     sound = ended is not None and ended.ending is Ending.COMPLETED and row.readable
+    sound = sound and row.damaged is None
     return Item(
         id=row.id, created=row.created_wall, done=None if ended is None else row.updated_wall, sound=sound,
         automatic=row.made_by != USER, pinned=row.pinned, parent=row.parent_id,

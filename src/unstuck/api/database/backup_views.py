@@ -14,6 +14,7 @@ from unstuck.store import datastores
 from unstuck.store.backup_rows import BackupRow
 from unstuck.store.datastores import Chosen
 from unstuck.store.engine import Tx
+from unstuck.store.verifications import VerificationRow, read_verified
 
 Versions = Mapping[str, Chosen]
 """Datastores' versions by id."""
@@ -53,7 +54,7 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
     backup, said = row.backup, explain(row.backup, now.lease)
     claimed = backup.attempt.claimed
     return {
-        "reason": said.why,
+        "reason": said.why if row.damaged is None else f"it is damaged: {row.damaged}",
         "holder": said.holder,
         "next": said.next,
         "by_seconds": None if said.by is None else round(max(said.by - now.lease, 0.0), 3),
@@ -71,7 +72,19 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "retry_of": row.retry_of,
         "made_by": row.made_by,
         "pinned": row.pinned,
+        "verified": _verified(row),
+        "damaged": row.damaged,
     }
+
+
+def _verified(row: BackupRow) -> dict[str, Any] | None:
+    found = read_verified(row.verified)
+    if found is None:
+        return None
+    return {
+        "when": iso_seconds(found.when)[:-1], "seconds": found.seconds, "result": found.result.value,
+        "reason": found.reason, "detail": found.detail, "verification_id": found.id,
+    }  # fmt: skip
 
 
 def _deadlines(backup: Backup) -> dict[str, Any] | None:
@@ -109,3 +122,22 @@ def _idle(backup: Backup, now: Now) -> float | None:
     if claimed is None or backup.ended is not None:
         return None
     return round(max(now.lease - claimed.moved, 0.0), 3)
+
+
+def verification_view(row: VerificationRow) -> dict[str, Any]:
+    """One verification: what came of it, or what keeps it."""
+    verdict = row.verdict
+    return {
+        "id": row.id,
+        "backup_id": row.backup_id,
+        "made_by": row.made_by,
+        "query": row.query,
+        "database": row.database,
+        "created": iso_seconds(row.created_wall)[:-1],
+        "finished": None if row.finished_wall is None else iso_seconds(row.finished_wall)[:-1],
+        "result": None if verdict is None else verdict.result.value,
+        "reason": row.trouble or "" if verdict is None else verdict.reason,
+        "detail": "" if verdict is None else verdict.detail,
+        "instance_id": row.instance_id,
+        "removed": row.settled,
+    }

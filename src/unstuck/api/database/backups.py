@@ -8,10 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from unstuck.api.backups import keyring, places
-from unstuck.api.database.backup_views import Versions, backup_view, versions_of
+from unstuck.api.database.backup_views import Versions, backup_view, verification_view, versions_of
 from unstuck.api.database.common import (
     BASE,
     description_of,
+    invalid,
     limit,
     marker,
     object_id,
@@ -32,6 +33,9 @@ from unstuck.store import datastores
 from unstuck.store.backup_rows import BackupRow
 from unstuck.store.engine import Tx
 from unstuck.store.instance_lists import show_instance
+from unstuck.store.verifications import NewVerification, verifications_of, verify_backup
+
+QUERY_MAX: Final = 4000
 
 
 class RestoreFrom(Body, frozen=True, kw_only=True):
@@ -203,6 +207,33 @@ async def cancel(call: Call) -> Reply:
     return await _made(call, key)
 
 
+class Verify(Body, frozen=True, kw_only=True):
+    """``query``: one statement whose first value has to be true; ``database``: where it is run."""
+
+    query: str = ""
+    database: str = ""
+
+
+async def verify(call: Call) -> Reply:
+    """Ours: action ``verify``: restore it into an instance that is thrown away, and read that."""
+    key = object_id(call.params["id"], "Backup")
+    asked: Verify = call.body or Verify()
+    if len(asked.query) > QUERY_MAX:
+        invalid("verify.query", f"it has at most {QUERY_MAX} characters.")
+    if asked.database:
+        text_of(asked.database, "verify.database", most=63)
+    new = NewVerification(id=call.new_id(), backup_id=key, query=asked.query, database=asked.database)
+    await call.store.run(verify_backup, new, scope(call))
+    return await _made(call, key)
+
+
+async def list_verifications(call: Call) -> Reply:
+    """Ours: ``GET /backups/{id}/verifications``: the last ones, the newest first."""
+    key = object_id(call.params["id"], "Backup")
+    rows = await call.store.run_read(verifications_of, key, scope(call))
+    return Reply({"verifications": [verification_view(row) for row in rows]})
+
+
 class Pin(Body, frozen=True, kw_only=True):
     pinned: bool = True
 
@@ -234,10 +265,12 @@ ROUTES: list[Route] = [
     route("GET", f"{_ALL}/{{id}}", show, "reader"),
     route("DELETE", f"{_ALL}/{{id}}", delete, "member", query=Deleting, status=202),
     route("GET", f"{BASE}/instances/{{id}}/backups", list_of_instance, "reader"),
+    route("GET", f"{_ALL}/{{id}}/verifications", list_verifications, "reader"),
     *actions(
         f"{_ALL}/{{id}}/action",
         [
             Act(name="cancel", handler=cancel, rule="member", body=Nothing | None),
+            Act(name="verify", handler=verify, rule="member", body=Verify | None),
             Act(name="pin", handler=pin, rule="member", body=Pin | bool | None),
             Act(name="retry", handler=retry, rule="member", body=Nothing | None),
         ],

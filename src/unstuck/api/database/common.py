@@ -61,7 +61,7 @@ def wake(call: Call, *hosts: str | None) -> None:
     for host_id in hosts:
         if host_id is not None:
             call.app.notifier.wake(f"host:{host_id}")
-    for loop in ("control", "instances", "backups"):
+    for loop in ("control", "instances", "backups", "verifications"):
         call.app.notifier.wake(loop)
 
 

@@ -93,7 +93,7 @@ class Run:
         checks = self._check(writers, user, backups)
         for record in self.book.records:
             if record.settled is None:
-                checks.violations.append(f"not settled within {SETTLED:.0f} s: {record.what}")
+                checks.violations.append(f"not settled {SETTLED:.0f} s after the last fault: {record.what}")
         checks.violations += [lane.broken for lane in hitting if lane.broken]
         return self._result(writers, backups, checks)
 
@@ -107,7 +107,7 @@ class Run:
         finally:
             over.set()
             for lane in hitting:
-                lane.join(SETTLED + 60.0)
+                lane.finish()
             user.end()
             backups.end()
             for writer in writers:

@@ -14,11 +14,13 @@ from unstuck.cli.chaos.load import Backups, ServerUser, Writer
 from unstuck.cli.chaos.world import ChaosWorld, Database
 from unstuck.cli.cloud import COMPUTE, Cloud
 from unstuck.cli.dbcalls import Databases
-from unstuck.cli.demo_world import Failed, say, wait_for
+from unstuck.cli.demo_world import Failed, ask, wait_for
 from unstuck.cli.errors import CliError
 
 SETTLE: Final = 300.0
 """Seconds after the last fault within which everything is at rest."""
+BOOT: Final = 300.0
+"""A server that was just started boots; emulated, on a busy machine, in more than a minute."""
 BACKUP: Final = 240.0
 RESTORE: Final = 300.0
 
@@ -96,7 +98,8 @@ class Checks:
                     cloud.ask("POST", path, json={"os-start": None}, headers=COMPUTE)
                 patiently(f"{name} is on", 180.0, partial(self.world.is_active, server_id))
             if name in user.written:
-                read = say(self.world.address(server_id), "read")
+                address = self.world.address(server_id)
+                read = wait_for(f"{name} answers", BOOT, partial(ask, address, "read"))
                 if not read.isdigit() or not user.written[name] <= int(read) <= user.sent[name]:
                     raise Failed(f"{name} says {read!r}; {user.written[name]} was acknowledged last")
         return f"{sum(user.sent.values())} lines were sent"

@@ -19,6 +19,8 @@ from unstuck.cli.chaos.world import ChaosWorld, Held
 from unstuck.runtime.processes import ProcessId, end, lives
 
 KILL_PATIENCE: Final = 10.0
+LAST_WORDS: Final = 0.5
+"""Seconds in which sessions that are about to be ended may still acknowledge rows."""
 
 
 class Skipped(Exception):
@@ -111,7 +113,7 @@ def kill_database(writer: Writer) -> Done:
         raise Skipped("its server does not run just now")
     _signal(pid, signal.SIGKILL)
     return Done(
-        f"kill -9 of the database server of {database.name}, process {pid}", _goes_on(writer),
+        f"kill -9 of the database server of {database.name}, process {pid}", _anew(writer, pid),
         "the next row is acknowledged", 1,
     )  # fmt: skip
 
@@ -125,6 +127,7 @@ def kill_helper(writer: Writer, rng: random.Random) -> Done:
     with contextlib.suppress(OSError):
         name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:60]
         _signal(pid, signal.SIGKILL)
+        time.sleep(LAST_WORDS)
         return Done(
             f"kill -9 within {database.name}: {name.strip()}", _goes_on(writer),
             "the next row is acknowledged", 1,
@@ -185,6 +188,21 @@ def fill_backups(world: ChaosWorld, rng: random.Random) -> Done:
         world.state.root / "backups", "the disk of the backups", world.answers, "it answers",
         rng.uniform(3.0, 15.0),
     )  # fmt: skip
+
+
+def _anew(writer: Writer, pid: int) -> Callable[[], bool]:
+    """Another server has taken this one's place, and acknowledges rows: what a dead server's last sessions
+    acknowledge says nothing of the next one."""
+    seen: list[int] = []
+
+    def over() -> bool:
+        if writer.database.server() in (None, pid):
+            return False
+        if not seen:
+            seen.append(len(writer.acknowledged))
+        return len(writer.acknowledged) > seen[0] + 1
+
+    return over
 
 
 def _goes_on(writer: Writer) -> Callable[[], bool]:

@@ -12,12 +12,13 @@ from typing import Final
 import msgspec
 
 from unstuck.cli.chaos import faults
-from unstuck.cli.chaos.faults import Fault, Skipped
+from unstuck.cli.chaos.faults import Done, Fault, Skipped
 from unstuck.cli.chaos.load import Writer
 from unstuck.cli.chaos.world import ChaosWorld
 
 SETTLED: Final = 180.0
-"""Seconds within which the effect of one fault is over, although others go on."""
+"""Seconds after the last fault of all within which the effect of each is over."""
+AT_MOST: Final = 12.0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -55,7 +56,8 @@ class Book:
 
 
 class Lane(threading.Thread):
-    """One after the other: wait, do one, look until its effect is over."""
+    """One after the other: wait, do one, look until its effect is over; the next one comes after
+    :data:`AT_MOST` seconds all the same, so that a slow machine is hit as often as a fast one."""
 
     def __init__(
         self, name: str, book: Book, rng: random.Random, choices: Sequence[Fault], pause: tuple[float, float],
@@ -65,6 +67,7 @@ class Lane(threading.Thread):
         self._book, self._rng, self._choices, self._pause = book, rng, choices, pause
         self._over, self._say = over, say
         self.broken = ""
+        self._watches: list[threading.Thread] = []
 
     def run(self) -> None:
         try:
@@ -80,9 +83,18 @@ class Lane(threading.Thread):
         except Skipped:
             self._book.skip()
             return
+        watch = threading.Thread(target=self._watch, args=(at, done), daemon=True)
+        self._watches.append(watch)
+        watch.start()
+        watch.join(AT_MOST)
+
+    def _watch(self, at: float, done: Done) -> None:
         began = time.monotonic()
         settled: float | None = None
-        while settled is None and time.monotonic() - began < SETTLED:
+        last = began
+        while settled is None and time.monotonic() - last < SETTLED:
+            if not self._over.is_set():
+                last = time.monotonic()  # further faults may hold it up for as long as there are any
             if done.over():
                 settled = time.monotonic() - began
             else:
@@ -90,6 +102,12 @@ class Lane(threading.Thread):
         self._book.note(Record(at, self.name, done.what, done.seen, settled, done.kills))
         took = "NOT settled" if settled is None else f"settled after {settled:.1f} s"
         self._say(f"{self.name}: {done.what}; {took}")
+
+    def finish(self) -> None:
+        """Until the effect of its last fault is over, or was waited for long enough."""
+        self.join(SETTLED)
+        for watch in self._watches:
+            watch.join(SETTLED + 10.0)
 
 
 def lanes(
@@ -113,7 +131,7 @@ def lanes(
                 *[part(faults.kill_control, world)] * 3,
                 part(faults.freeze_process, world, "control plane", what),
             ],
-            6.0, 25.0,
+            4.0, 14.0,
         ),
         lane(
             "host agent",
@@ -121,7 +139,7 @@ def lanes(
                 *[part(faults.kill_agent, world)] * 3, part(faults.kill_both, world),
                 part(faults.freeze_process, world, "host agent", what),
             ],
-            6.0, 25.0,
+            4.0, 14.0,
         ),
         lane(
             "surroundings",
@@ -139,16 +157,16 @@ def lanes(
             lane(
                 f"agent in {name}",
                 [*[part(faults.kill_guest_agent, writer)] * 4, part(faults.freeze_guest_agent, writer, what)],
-                3.0,
-                12.0,
+                5.0,
+                14.0,
             )
         )
         made.append(
             lane(
                 f"server of {name}",
                 [*[part(faults.kill_database, writer)] * 2, part(faults.kill_helper, writer, what)],
-                6.0,
-                25.0,
+                5.0,
+                15.0,
             )
         )
     return made

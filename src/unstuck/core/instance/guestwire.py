@@ -207,8 +207,9 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """No, for good: not this agent's, or over. ``code``: superseded, late, protocol, invalid, gone;
-    diverged: another piece of the log has this name."""
+    """No, for good: not this agent's, or over. ``code``: superseded, late, protocol, invalid, gone,
+    damaged (what is in the blob store is not what was written), diverged (another piece of the log has this
+    name)."""
 
     code: str
     reason: str

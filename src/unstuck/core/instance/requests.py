@@ -95,6 +95,20 @@ class DisableRoot(msgspec.Struct, frozen=True, tag="disable-root"):
     pass
 
 
+class Check(msgspec.Struct, frozen=True, tag="check"):
+    """Read what is there, and let the owner's own statement say whether it is right.
+
+    Reads every row of every table, as far as ``seconds`` go. ``query``: one statement, run read-only as a
+    role that may read and nothing else, in ``database`` ("": the first one); its first value has to be true
+    (not false, 0, empty or NULL). Answered with ``Ok.checked``; ``Failed`` with code ``wrong`` says that the
+    data is not as it should be.
+    """
+
+    seconds: float
+    database: str = ""
+    query: str = ""
+
+
 DatabaseRequest = (
     ListDatabases
     | CreateDatabases
@@ -108,7 +122,18 @@ DatabaseRequest = (
     | Revoke
     | EnableRoot
     | DisableRoot
+    | Check
 )
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What was read. ``value``: the first one that the owner's statement gave, as text."""
+
+    databases: int = 0
+    tables: int = 0
+    tables_read: int = 0
+    rows: int = 0
+    value: str = ""
 
 
 class Ok(msgspec.Struct, frozen=True, tag="ok"):
@@ -116,10 +141,12 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
     users: tuple[UserInfo, ...] = ()
     more: bool = False
     """There is more after the last one."""
+    checked: Checked | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """``code``: not-found, exists, invalid, unready (the server does not answer), refused. ``field``: which
+    """``code``: not-found, exists, invalid, unready (the server does not answer), refused, wrong
+    (data that cannot be read, or that its owner does not want so). ``field``: which
     part of the request, by its name in it."""
 
     code: str

@@ -151,6 +151,10 @@ backups = sa.Table(
     sa.Column("retry_of", Id),
     # Who wanted it: "user", or what made it by itself: "schedule:<id>", "base:<why>", "verify:<id>".
     sa.Column("made_by", sa.String(128), nullable=False, server_default="user"),
+    # What its last verification by a restore found: JSON of core.backup.verification.Verified; and why it is
+    # known to be damaged.
+    sa.Column("verified", sa.Text),
+    sa.Column("damaged", sa.Text),
     # Retention leaves it alone, whatever the policy says.
     sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
     # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.

@@ -84,3 +84,57 @@ sa.Index(
     postgresql_where=sa.text("NOT settled"),
     sqlite_where=sa.text("settled = 0"),
 )
+
+# A backup that is verified by being restored into an instance that is thrown away. Its ids are written down
+# before there is any: whoever comes next makes the same one, or removes it.
+backup_verifications = sa.Table(
+    "backup_verifications",
+    metadata,
+    sa.Column("id", Id, primary_key=True),
+    sa.Column("backup_id", Id, sa.ForeignKey("backups.id"), nullable=False),
+    sa.Column("project_id", Id, nullable=False),
+    sa.Column("made_by", sa.String(128), nullable=False),
+    sa.Column("query", sa.Text, nullable=False),
+    sa.Column("database", sa.String(255), nullable=False),
+    sa.Column("created", Seconds, nullable=False),
+    sa.Column("created_wall", Seconds, nullable=False),
+    sa.Column("deadline", Seconds, nullable=False),
+    # The throw-away instance.
+    sa.Column("instance_id", Id, nullable=False, unique=True),
+    sa.Column("server_id", Id, nullable=False),
+    sa.Column("port_id", Id, nullable=False),
+    # Lease time at which it was seen to be usable for the first time.
+    sa.Column("restored", Seconds),
+    # The question to it, how often it was put, and until when (lease time) the last one is open.
+    sa.Column("ask_id", Id),
+    sa.Column("asks", sa.Integer, nullable=False),
+    sa.Column("ask_until", Seconds),
+    # Why it does not go on.
+    sa.Column("trouble", sa.Text),
+    # JSON of core.backup.verification.Verdict, and when it was written.
+    sa.Column("verdict", sa.Text),
+    sa.Column("finished_wall", Seconds),
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("next_look", Seconds),
+    sa.CheckConstraint("settled OR next_look IS NOT NULL", name="unsettled_has_a_next_look"),
+    sa.CheckConstraint("verdict IS NOT NULL OR NOT settled", name="settled_has_a_verdict"),
+)
+sa.Index(
+    "uq_backup_verifications_live",
+    backup_verifications.c.backup_id,
+    unique=True,
+    postgresql_where=sa.text("verdict IS NULL"),
+    sqlite_where=sa.text("verdict IS NULL"),
+)
+sa.Index(
+    "ix_backup_verifications_backup",
+    backup_verifications.c.backup_id,
+    backup_verifications.c.created_wall,
+    backup_verifications.c.id,
+)
+sa.Index(
+    "ix_backup_verifications_due",
+    backup_verifications.c.next_look,
+    postgresql_where=sa.text("NOT settled"),
+    sqlite_where=sa.text("settled = 0"),
+)

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from unstuck.core.instance.requests import (
     ChangeUser,
+    Check,
     CreateDatabases,
     CreateUsers,
     DatabaseAnswer,
@@ -29,7 +30,7 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.want import WantedDatabase, WantedUser
-from unstuck.guest.datastores.mariadb import names
+from unstuck.guest.datastores.mariadb import check, names
 from unstuck.guest.datastores.mariadb.accounts import LOCAL
 from unstuck.guest.datastores.mariadb.names import ANYWHERE, ROOT
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
@@ -102,6 +103,8 @@ def _answer(session: Session, request: DatabaseRequest) -> DatabaseAnswer:
             return names.bad_verifier(verifier, "password") or _enable_root(session, verifier)
         case DisableRoot():
             return _disable_root(session)
+        case Check():
+            return check.check(session, request)
         case _ as never:
             assert_never(never)
 

@@ -45,6 +45,11 @@ class Session:
         rows = self.ask(statement)
         return rows[0] if rows else None
 
+    @property
+    def socket(self) -> str:
+        """Where the server is reached."""
+        return str(self._raw.unix_socket)
+
     def fileno(self) -> int:
         return int(self._raw._sock.fileno())
 

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from unstuck.core.instance.requests import (
     ChangeUser,
+    Check,
     CreateDatabases,
     CreateUsers,
     DatabaseAnswer,
@@ -31,7 +32,7 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.want import WantedDatabase, WantedUser
-from unstuck.guest.datastores.postgresql import names, owners
+from unstuck.guest.datastores.postgresql import check, names, owners
 from unstuck.guest.datastores.postgresql.names import ROOT
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
 
@@ -108,6 +109,8 @@ def _answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
             return names.bad_verifier(verifier, "password") or _enable_root(connection, verifier)
         case DisableRoot():
             return _disable_root(connection)
+        case Check():
+            return check.check(connection, request)
         case _ as never:
             assert_never(never)
 
