@@ -183,6 +183,7 @@ DATABASE_FAULTS: dict[str, str] = {
     "B20": "agents are killed 50 times under load",
     "B21": "the tenant's root tries to read or become more than it may",
     "B22": "the control plane is killed while it verifies a backup",
+    "B23": "a tenant's root that the operator lets be a superuser tries to get further",
 }
 """Further faults at databases and their backups: of these no peer was measured."""
 

@@ -11,7 +11,7 @@ from database_setup import Trove
 from tests.database_site import DatabaseSite
 
 from unstuck.blobs import keyring
-from unstuck.control.plane import trash_seconds
+from unstuck.control.plane import superuser, trash_seconds
 from unstuck.core.instance.data import TRASH
 from unstuck.runtime.state import StateError
 from unstuck.store.backups import NewBackup, Places, create_backup
@@ -79,3 +79,14 @@ def test_the_trash_s_time_is_a_setting(given: str | None, seconds: float) -> Non
 def test_what_is_no_number_of_seconds_is_refused(given: str) -> None:
     with pytest.raises(StateError, match="UNSTUCK_TRASH_SECONDS"):
         trash_seconds(given)
+
+
+@pytest.mark.parametrize(("given", "is_one"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_whether_root_may_be_a_superuser_is_a_setting(given: str | None, is_one: bool) -> None:
+    assert superuser(given) is is_one
+
+
+@pytest.mark.parametrize("given", ["yes", "true", "2", " 1"])
+def test_what_is_neither_yes_nor_no_is_refused(given: str) -> None:
+    with pytest.raises(StateError, match="UNSTUCK_DATABASE_SUPERUSER"):
+        superuser(given)

@@ -84,6 +84,13 @@ def test_data_that_is_there_is_served(
     assert told(WANTS[want], sight) == expected
 
 
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("config", [Config.CURRENT, Config.PENDING])
+def test_whoever_may_more_than_is_wanted_is_bounded_again(config: Config, applied: bool) -> None:
+    sight = Sight(data=Thing.PRESENT, server=ServerState.UP, config=config, applied=applied, stray=True)
+    assert told(RECORDED, sight) is Do.APPLY
+
+
 @pytest.mark.parametrize("want", WANTS)
 @pytest.mark.parametrize("server", NOT_THERE)
 def test_a_server_that_will_not_stay_up_is_left_alone_with_a_reason(want: str, server: ServerState) -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.guest.guest import PASSWORD, VERIFIER, Guest, anna, folder
+from tests.guest.host_double import wait_for
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.requests import (
     ChangeUser,
@@ -34,7 +35,7 @@ from unstuck.core.instance.requests import (
     UserInfo,
 )
 from unstuck.core.instance.scram import verifier
-from unstuck.core.instance.view import ServerState
+from unstuck.core.instance.view import GuestStep, ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 
 ODD = "we\"ird \\ 'name; DROP %s $1"
@@ -250,6 +251,42 @@ def test_root_is_bounded(guest: Guest, statement: str) -> None:
     assert guest.host.ask_database(EnableRoot(VERIFIER)) == Ok()
     with guest.connect("root", "postgres") as root, pytest.raises(psycopg.Error):
         root.execute(statement)
+
+
+def test_root_is_a_superuser_where_the_operator_lets_it_and_bounded_again_when_he_does_not(
+    guest: Guest,
+) -> None:
+    guest.host.wants(guest.want(origin=Origin(), data_recorded=True, superuser=True))
+    wait_for(lambda: guest.host.view is not None and guest.host.view.step is GuestStep.READY)
+    assert guest.host.ask_database(EnableRoot(VERIFIER)) == Ok()
+    with guest.connect("root", "postgres") as root:
+        root.execute("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null'")
+        root.execute("CREATE ROLE boss SUPERUSER LOGIN")
+        root.execute("CREATE ROLE runner LOGIN")
+        root.execute("GRANT pg_execute_server_program TO runner")
+        root.execute("ALTER SYSTEM SET work_mem = '8MB'")
+
+        guest.host.wants(guest.want(origin=Origin(), data_recorded=True))
+        wait_for(lambda: mighty(guest) == [])
+        with pytest.raises(psycopg.OperationalError):
+            root.execute("SELECT 1")  # its session has ended
+    with guest.connect("root", "postgres") as root:
+        for statement in ("COPY (SELECT 1) TO PROGRAM 'true'", "GRANT pg_execute_server_program TO runner"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                root.execute(statement)
+        assert root.execute("SHOW work_mem").fetchone() == ("4MB",)
+        root.execute("CREATE ROLE clerk; DROP ROLE clerk; DROP ROLE boss; DROP ROLE runner")
+    wait_for(lambda: guest.host.view is not None and guest.host.view.step is GuestStep.READY)
+
+
+def mighty(guest: Guest) -> list[str]:
+    """Who may more than a bounded root."""
+    with guest.connect() as connection:
+        found = connection.execute(
+            "SELECT rolname FROM pg_roles WHERE rolname !~ '^(pg_|postgres$)' AND (rolsuper OR"
+            " pg_has_role(oid, 'pg_execute_server_program', 'MEMBER'))"
+        )
+        return [str(row[0]) for row in found.fetchall()]
 
 
 def test_a_user_in_the_middle_of_something_is_dropped(guest: Guest) -> None:

@@ -142,6 +142,50 @@ def test_root_comes_to_no_other_instance_and_not_to_the_host(made: DatabaseCloud
     root.free()
 
 
+@proves(
+    "B23", ends="it reaches its own container's files and programs, nothing else; bounded again when it ends"
+)
+def test_a_superuser_that_the_operator_allows_is_one_in_its_own_container_only(
+    made: DatabaseCloud, shop: Instance
+) -> None:
+    cloud = made.cloud
+    shop.api.ask("POST", f"/instances/{shop.id}/root", json={"password": PASSWORD})
+    assert tried(shop, ["COPY (SELECT 1) TO PROGRAM 'true'"]) == []
+    cloud.kill("control")
+    cloud.environment["UNSTUCK_DATABASE_SUPERUSER"] = "1"
+    cloud.start("control")
+    try:
+
+        def is_super() -> bool:
+            shop.api.ask("POST", f"/instances/{shop.id}/root", json={"password": PASSWORD})
+            return ("root", True, False, False) in powers(shop)
+
+        cloud.until("root is a superuser", is_super)
+        run = "COPY (SELECT 1) TO PROGRAM '{}'"
+        assert tried(shop, [run.format("cat > /dev/null")])
+        paths = [cloud.state.keys, cloud.state.secrets, cloud.state.recovery, made.state_backups]
+        assert tried(shop, [run.format(f"cat > /dev/null; ls {path}") for path in paths]) == []
+        assert tried(shop, [run.format("cat > /dev/null; kill -9 1"), "CREATE ROLE more SUPERUSER"]) == [
+            "CREATE ROLE more SUPERUSER"
+        ]
+        backup = shop.completed(shop.request())["id"]
+    finally:
+        cloud.kill("control")
+        del cloud.environment["UNSTUCK_DATABASE_SUPERUSER"]
+        cloud.start("control")
+    supers = {"postgres", "pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
+    cloud.until("nobody is a superuser", lambda: {row[0] for row in powers(shop) if row[1]} <= supers)
+    assert tried(shop, [*READS, *RISES]) == []
+    assert shop.backup(backup)["status"] == "COMPLETED"
+    restored = shop.restore(backup)  # in it root was a superuser
+    cloud.until("nobody is one there", lambda: {row[0] for row in powers(restored) if row[1]} <= supers)
+    restored.delete()
+    with login(shop.address, "postgres", user="root") as connection:
+        connection.execute("DROP ROLE more")
+    shop.api.ask("DELETE", f"/instances/{shop.id}/root")
+    shop.free()
+
+
 @proves("B21", ends="a stolen channel grants nothing of another instance, and deletes nothing")
 def test_the_agents_channel_gives_no_other_instances_backups(made: DatabaseCloud, shop: Instance) -> None:
     """Whoever is root in the guest may speak on its channel: all it can name is its own present attempt."""

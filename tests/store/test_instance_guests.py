@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from tests.store.instance_play import Databases
+from tests.store.instance_play import Databases, caller
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.wire import GuestRegister
 from unstuck.core.server.data import Fence, Thing
@@ -15,6 +15,7 @@ from unstuck.store.agents import Stale, Superseded, answer_ask, world
 from unstuck.store.engine import Store, Tx
 from unstuck.store.instance_asks import ask_instance
 from unstuck.store.instance_guests import GuestSuperseded, guest_register
+from unstuck.store.instance_want import tell_guests_anew
 from unstuck.store.schema.database import instances as table
 
 
@@ -187,3 +188,19 @@ def test_nobody_is_asked_who_would_not_answer(cloud: Databases, state: str, why:
 
     with pytest.raises(Exception, match=why):
         cloud.store.transact(ask)
+
+
+def test_at_the_start_of_a_control_plane_hosts_hear_of_every_database_anew(cloud: Databases) -> None:
+    def told(since: int) -> tuple[int, list[str]]:
+        found = cloud.store.read(world, "h", cloud.who().incarnation, since)
+        return found.version, [want.server_id for want in found.wants if want.database is not None]
+
+    version, servers = told(-1)
+    assert len(servers) == 1
+    assert told(version) == (version, [])
+    cloud.store.transact(tell_guests_anew)
+    assert told(version) == (version + 1, servers)
+    cloud.store.transact(instances.delete_instance, cloud.instance().id, None, caller(), trash_seconds=60.0)
+    version, _ = told(-1)
+    cloud.store.transact(tell_guests_anew)
+    assert told(version) == (version, [])

@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the volume of a deleted database instance is kept."""
     database_schedules: bool = True
     """Whether a new database instance has a schedule of daily backups, which its user may change."""
+    database_superuser: bool = False
+    """Whether root of a database instance may be a true superuser."""
     metrics_token: str | None = None
     """Lets others than this machine itself read ``/metrics``."""
 

@@ -207,11 +207,22 @@ def _settings(state: State, public_url: str | None) -> Settings:
     return Settings(
         state_dir=state.root, public_url=public_url, metrics_token=state.metrics_token(),
         database_trash_seconds=trash_seconds(os.environ.get(TRASH_VARIABLE)),
+        database_superuser=superuser(os.environ.get(SUPERUSER_VARIABLE)),
         database_schedules=schedules_on(os.environ.get(SCHEDULES_VARIABLE)),
     )  # fmt: skip
 
 
 TRASH_VARIABLE = "UNSTUCK_TRASH_SECONDS"
+SUPERUSER_VARIABLE = "UNSTUCK_DATABASE_SUPERUSER"
+
+
+def superuser(given: str | None) -> bool:
+    """Whether databases' roots may be superusers. Raises :class:`StateError` for what is neither 0 nor 1."""
+    if given not in (None, "", "0", "1"):
+        raise StateError(f"{SUPERUSER_VARIABLE}: {given!r} is neither 0 nor 1")
+    return given == "1"
+
+
 SCHEDULES_VARIABLE = "UNSTUCK_BACKUP_SCHEDULES"
 
 

@@ -19,6 +19,7 @@ from unstuck.store.engine import Store, Tx
 from unstuck.store.flavors import ensure_default_flavors
 from unstuck.store.generation import notice, notice_origin
 from unstuck.store.instance_create import ensure_service_project
+from unstuck.store.instance_want import tell_guests_anew
 from unstuck.store.schema.identity import identity_state
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,7 @@ def set_up(store: Store, state: State, *, network: str) -> None:
     if not store.read(has_users):
         _first_users(store, state)
     store.transact(first_rows, cidr=network)
+    store.transact(tell_guests_anew)
     local = read_local_host(state.local_host)
     if local is not None:
         store.transact(

@@ -342,7 +342,7 @@ class Agent:
 
 def _work_of(want: DatabaseWant) -> DatabaseWant:
     """Without what has nothing to do with it: a backup that is offered makes no failed restore possible."""
-    return msgspec.structs.replace(want, backup=None, archive=None, parameters={}, cidrs=())
+    return msgspec.structs.replace(want, backup=None, archive=None, parameters={}, cidrs=(), superuser=False)
 
 
 def _why(error: OSError) -> str:

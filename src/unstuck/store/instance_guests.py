@@ -7,8 +7,9 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.archive.data import Closed
+from unstuck.core.archive.data import Closed, LogView
 from unstuck.core.instance.control import AGENT_ABSENT
+from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.wire import GuestRegister, GuestRegistered, GuestReport, Who
 from unstuck.core.server.data import Thing
 from unstuck.store import archives, instance_backups, readable
@@ -172,10 +173,16 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
     if ends is not None and archives.close_archive(tx, *ends):
         bump_world(tx, host_id, ask.who.server_id)
     elif ask.alive and ask.view is not None and ask.view.log is not None and not instance.deleted:
-        archives.open_archive(tx, instance_id, loaded.row.project_id, instance.generation)
-        archives.note_log(tx, instance_id, ask.view.log)
+        _keep_log(tx, loaded, ask.view.log)
     judge(tx, instance_id)
     return Noted(instance_id, changed=True, bumped=recorded or ends is not None)
+
+
+def _keep_log(tx: Tx, loaded: Loaded, log: LogView) -> None:
+    """Of instances of our own, which verify a backup and go, no log is kept."""
+    if loaded.row.project_id != SERVICE_PROJECT:
+        archives.open_archive(tx, loaded.instance.id, loaded.row.project_id, loaded.instance.generation)
+        archives.note_log(tx, loaded.instance.id, log)
 
 
 def _ends(tx: Tx, loaded: Loaded, ask: GuestReport) -> tuple[str, Closed] | None:

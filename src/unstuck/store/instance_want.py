@@ -14,6 +14,8 @@ from unstuck.core.server.data import Spec
 from unstuck.store import archives, instance_backups, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
+from unstuck.store.rows import bump_world, lock_host
+from unstuck.store.schema.compute import placements
 from unstuck.store.schema.database import configurations, datastore_versions, instances
 
 _origin: msgspec.json.Decoder[Origin | None] = msgspec.json.Decoder(Origin)
@@ -46,6 +48,21 @@ def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
         restart=row.restart, parameters=_parameters(row),
         backup=instance_backups.wanted(tx, row.id), archive=archives.wanted(tx, row.id),
     )  # fmt: skip
+
+
+def tell_guests_anew(tx: Tx) -> None:
+    """At the start of a control plane: what comes from its settings may be another since. A guest that is
+    wanted as before hears no news."""
+    found = tx.execute(
+        sa.select(placements.c.host_id, placements.c.server_id)
+        .join(instances, instances.c.server_id == placements.c.server_id)
+        .where(placements.c.state == "live", sa.not_(instances.c.deleted))
+        .order_by(placements.c.host_id, placements.c.server_id)
+    ).all()
+    for host_id in dict.fromkeys(row.host_id for row in found):
+        lock_host(tx, host_id)
+    for row in found:
+        bump_world(tx, row.host_id, row.server_id)
 
 
 def _parameters(row: Any) -> dict[str, str]:

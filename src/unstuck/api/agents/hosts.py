@@ -10,6 +10,7 @@ import msgspec
 from unstuck.api.agents.captures import CaptureQuery, deliver
 from unstuck.api.agents.guard import Refusal, body, guarded, refuse_protocol
 from unstuck.api.agents.images import image
+from unstuck.api.context import Settings
 from unstuck.api.routes import Call, Query, Reply, Route, route
 from unstuck.core.agents import (
     PROTOCOL,
@@ -155,8 +156,20 @@ async def _wait_for_news(call: Call, host_id: str, query: WorldQuery, open_polls
         over = left <= 0 or open_polls.closing
         found = await call.store.run_read(_news, host_id, query, over)
         if found is not None:
-            return found
+            return _with_settings(found, call.app.settings)
         await call.app.notifier.wait(key, min(left, RECHECK), since=mark)
+
+
+def _with_settings(world: World, settings: Settings) -> World:
+    """What guests are told besides what the store wants of them."""
+    if not settings.database_superuser:
+        return world
+    replace = msgspec.structs.replace
+    wants = [
+        want if want.database is None else replace(want, database=replace(want.database, superuser=True))
+        for want in world.wants
+    ]
+    return replace(world, wants=tuple(wants))
 
 
 def _news(tx: Tx, host_id: str, query: WorldQuery, over: bool) -> World | None:

@@ -48,7 +48,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
     ``data``: whole data of the wanted generation is there; absent: nothing at all is. ``foreign``: other data
     is there; whose. ``restart``: the number that the living server carries. ``starts``: how many lately did
-    not last. ``halves``: what is left of a making that was cut off.
+    not last. ``stray``: somebody in the database may more than is wanted.
     """
 
     data: Thing
@@ -56,6 +56,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     foreign: str = ""
     restart: int = 0
     applied: bool = False
+    stray: bool = False
     config: Config = Config.UNKNOWN
     starts: int = 0
     reason: str = ""
@@ -185,6 +186,7 @@ def _settle(sight: Sight) -> Decision:
             trouble = Trouble("config-unknown", f"the configuration cannot be read{why}", LOGS)
             return Hold(GuestStep.WAITING, 2.0, trouble)
         case Config.CURRENT | Config.PENDING:
-            return Rest() if sight.applied else Act(Do.APPLY, GuestStep.APPLYING)
+            settled = sight.applied and not sight.stray
+            return Rest() if settled else Act(Do.APPLY, GuestStep.APPLYING)
         case _ as never:
             assert_never(never)

@@ -74,6 +74,7 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     list of clients (the packet filter is the host's). ``parameters``: what
     its owner set beyond the defaults, as texts for the server's file (``core/datastores``).
     ``archive``: where its log goes; None: nowhere.
+    ``superuser``: the operator lets the tenant's root be a true superuser.
     """
 
     instance_id: str
@@ -89,3 +90,4 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, str] = {}
     backup: BackupWant | None = None
     archive: ArchiveWant | None = None
+    superuser: bool = False

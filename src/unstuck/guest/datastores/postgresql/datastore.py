@@ -56,6 +56,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: dict[str, str] = {}
     root: bool = False
+    stray: bool = False
     digest: str = ""
     level: Config = Config.UNKNOWN
     configured: Configured | None = None
@@ -80,6 +81,8 @@ class PostgreSQL:
         self._parameters = Parameters(places.conf, clock)
         self._log_view: LogView | None = None
         self._asked = LogSocket(places.log_socket, _nobody)
+        self._superuser = False
+        """Whether the tenant's root may be one, by the newest want."""
 
     @property
     def _log(self) -> Path:
@@ -89,6 +92,7 @@ class PostgreSQL:
 
     async def look(self, want: DatabaseWant | None) -> Look:
         found = self.volume.look(want.generation) if want is not None else Found(Thing.UNKNOWN)
+        self._superuser = want is not None and want.superuser
         size, used = 0, 0
         with contextlib.suppress(OSError):
             if found.data is not Thing.UNKNOWN:  # else it is not known to be ours
@@ -126,6 +130,7 @@ class PostgreSQL:
         if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
             self._parameters.up(want, (living.process, told.digest))
         sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
+        sight = msgspec.structs.replace(sight, stray=told.stray)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
             configured=told.configured, log=self._log_view if told.facts else None,
@@ -170,6 +175,8 @@ class PostgreSQL:
         found = Told(facts=facts, root=bool(root), digest=str(digest or ""))
         if want is None:
             return found
+        stray = not want.superuser and owners.unbound(connection)
+        found = msgspec.structs.replace(found, stray=stray)
         waiting = tuple(str(name) for name in pending or ())[:WAITING_MOST]
         chosen = self._parameters.chosen(want)
         if digest != config.files(want, self.places, chosen.parameters).digest:
@@ -285,6 +292,8 @@ class PostgreSQL:
 
         def work(connection: Connection) -> None:
             owners.harden(connection)
+            if not want.superuser:
+                owners.bound(connection)
             for database in want.origin.databases:
                 failed(names.bad_database(database.name, "databases"))
                 if owners.owner_of(connection, database.name) is None:
@@ -315,7 +324,9 @@ class PostgreSQL:
 
     async def ask(self, request: DatabaseRequest, seconds: float) -> DatabaseAnswer:
         try:
-            return await self.call(lambda there: requests.answer(there, request), seconds, Use.TENANT)
+            return await self.call(
+                lambda there: requests.answer(there, request, superuser=self._superuser), seconds, Use.TENANT
+            )
         except DatastoreError as error:
             return Failed("unready", error.reason)
         except (psycopg.Error, OSError) as error:

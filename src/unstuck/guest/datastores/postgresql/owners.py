@@ -73,6 +73,48 @@ def end_sessions(connection: Connection, user: str, database: str | None = None)
     )
 
 
+def supers(connection: Connection) -> list[str]:
+    """Superusers that are neither the agent's role nor those of :func:`harden`."""
+    ours = [connection.info.user, *_FILES]
+    found = connection.execute(
+        "SELECT rolname FROM pg_roles WHERE rolsuper AND rolname <> ALL(%s) ORDER BY rolname", [ours]
+    )
+    return [str(row[0]) for row in found.fetchall()]
+
+
+def _let_out(connection: Connection) -> list[tuple[str, str]]:
+    """(role, member): who was let to the server's files and programs, which only a superuser can do."""
+    found = connection.execute(
+        "SELECT DISTINCT roleid::regrole::text, m.rolname FROM pg_auth_members"
+        " JOIN pg_roles m ON m.oid = member WHERE roleid::regrole::text = ANY(%s)",
+        [list(_FILES)],
+    )
+    return [(str(role), str(member)) for role, member in found.fetchall()]
+
+
+def unbound(connection: Connection) -> bool:
+    """Somebody may do what :func:`bound` takes."""
+    return bool(supers(connection) or _let_out(connection))
+
+
+def bound(connection: Connection) -> None:
+    """Take what a superuser could do, from root and from whomever it gave it to. What was done with it
+    (functions of the agent's role, files of programs) stays: nobody can tell it from the rest."""
+    if not unbound(connection):
+        return
+    mighty = {*supers(connection), *(member for _, member in _let_out(connection))}
+    for role, member in _let_out(connection):
+        connection.execute(
+            sql.SQL("REVOKE {} FROM {} CASCADE").format(sql.Identifier(role), sql.Identifier(member))
+        )
+    for name in sorted(mighty):
+        connection.execute(
+            sql.SQL("ALTER ROLE {} NOSUPERUSER NOREPLICATION NOBYPASSRLS").format(sql.Identifier(name))
+        )
+        end_sessions(connection, name)
+    connection.execute("ALTER SYSTEM RESET ALL")
+
+
 def harden(connection: Connection) -> None:
     """Before 16, who may make roles may also give away those that reach the server's files and programs,
     unless they are superusers themselves. Nothing passes on that attribute, and they cannot log in."""

@@ -55,11 +55,14 @@ INVALID = (
 )  # fmt: skip
 
 
-def answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
-    """Do it. What PostgreSQL refuses is an answer as well; only a lost connection raises."""
+def answer(connection: Connection, request: DatabaseRequest, *, superuser: bool = False) -> DatabaseAnswer:
+    """Do it. What PostgreSQL refuses is an answer as well; only a lost connection raises.
+
+    ``superuser``: root is to be a true one (the operator lets it).
+    """
     for tried in range(1, AGAIN + 1):
         try:
-            return _answer(connection, request)
+            return _answer(connection, request, superuser)
         except psycopg.Error as error:
             if tried == AGAIN or not (isinstance(error, _RACED) or "tuple concurrently" in first_line(error)):
                 return _refused(error)
@@ -82,7 +85,7 @@ def _refused(error: psycopg.Error) -> Failed:
     return Failed("refused", text)
 
 
-def _answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
+def _answer(connection: Connection, request: DatabaseRequest, superuser: bool) -> DatabaseAnswer:
     match request:
         case ListDatabases(limit, after):
             return _list_databases(connection, limit, after)
@@ -106,7 +109,7 @@ def _answer(connection: Connection, request: DatabaseRequest) -> DatabaseAnswer:
         case Revoke(name, database):
             return _no_user(connection, name) or _revoke(connection, name, database)
         case EnableRoot(verifier):
-            return names.bad_verifier(verifier, "password") or _enable_root(connection, verifier)
+            return names.bad_verifier(verifier, "password") or _enable_root(connection, verifier, superuser)
         case DisableRoot():
             return _disable_root(connection)
         case Check():
@@ -313,16 +316,17 @@ def _hand_over(connection: Connection, name: str, database: str) -> None:
         there.execute(sql.SQL("DROP OWNED BY {}").format(role))
 
 
-def _enable_root(connection: Connection, verifier: str) -> Ok:
-    """Bounded: makes databases and roles; no superuser, no replication, no files of the server."""
+def _enable_root(connection: Connection, verifier: str, superuser: bool) -> Ok:
+    """Bounded: makes databases and roles; no replication, no files of the server, and no superuser unless
+    the operator lets it be one."""
     root = sql.Identifier(ROOT)
     with connection.transaction():
         if not owners.has_role(connection, ROOT):
             connection.execute(sql.SQL("CREATE ROLE {} NOLOGIN").format(root))
         connection.execute(
             sql.SQL(
-                "ALTER ROLE {} LOGIN CREATEDB CREATEROLE NOSUPERUSER NOREPLICATION NOBYPASSRLS PASSWORD {}"
-            ).format(root, sql.Literal(verifier))
+                "ALTER ROLE {} LOGIN CREATEDB CREATEROLE {} NOREPLICATION NOBYPASSRLS PASSWORD {}"
+            ).format(root, sql.SQL("SUPERUSER" if superuser else "NOSUPERUSER"), sql.Literal(verifier))
         )
         connection.execute(sql.SQL("GRANT CONNECT, TEMPORARY ON DATABASE postgres TO {}").format(root))
         for (name,) in connection.execute(f"{_DATABASES} ORDER BY datname").fetchall():
