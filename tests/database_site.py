@@ -29,7 +29,14 @@ from unstuck.core.instance.control import (
     StopServer,
     plan_control,
 )
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, DisableRoot, EnableRoot, Ok
+from unstuck.core.instance.requests import (
+    DatabaseAnswer,
+    DatabaseRequest,
+    DisableRoot,
+    EnableRoot,
+    MoreRequest,
+    Ok,
+)
 from unstuck.core.instance.view import Configured, DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Who
@@ -37,10 +44,12 @@ from unstuck.core.server.data import Power, Thing, Want
 from unstuck.store import agents, clock, datastores, flavors, instance_guests, instance_work
 from unstuck.store.engine import Store
 
-Answerer = Callable[[DatabaseWant, DatabaseRequest], DatabaseAnswer | str | None]
+Answerer = Callable[[DatabaseWant, DatabaseRequest | MoreRequest], DatabaseAnswer | str | None]
 """What a database says to a request: an answer, any text instead of one, or nothing at all."""
 
-_request = msgspec.json.Decoder(DatabaseRequest)
+_request: msgspec.json.Decoder[DatabaseRequest | MoreRequest] = msgspec.json.Decoder(
+    DatabaseRequest | MoreRequest
+)
 
 
 class DatabaseHost(FakeHost):
@@ -50,7 +59,7 @@ class DatabaseHost(FakeHost):
         super().__init__(store, name, machines=("container", "vm"))
         self.guests: dict[str, int] = {}
         self.roots: set[str] = set()
-        self.asked: list[DatabaseRequest] = []
+        self.asked: list[DatabaseRequest | MoreRequest] = []
         self.answerer: Answerer = lambda _want, _request: Ok()
         self.silent: set[str] = set()
         """Servers whose guest's agent is not heard."""

@@ -385,7 +385,7 @@ def test_what_is_not_offered_says_so(trove: Trove, site: DatabaseSite) -> None:
         assert trove.get(f"/{kind}") == {kind: []}
         trove.missing("GET", f"/{kind}/{NOBODY}")
         assert "not offered" in trove.bad("POST", f"/{kind}", json={})
-    for path in ("modules", "log", "ssl"):
+    for path in ("modules", "ssl"):
         assert "not offered" in trove.bad("GET", f"/instances/{key}/{path}")
     trove.missing("GET", f"/clusters/{NOBODY}/root")
 

@@ -15,9 +15,21 @@ from unstuck.blobs import keyring
 from unstuck.blobs.site import BackupSite
 from unstuck.blobs.stores import Stores
 from unstuck.core.backup.data import Phase
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.requests import (
+    DatabaseAnswer,
+    DatabaseRequest,
+    DisableExtension,
+    EnableExtension,
+    EndLoan,
+    Lend,
+    ListExtensions,
+    MoreRequest,
+    ReadLog,
+)
 from unstuck.core.instance.want import DatabaseWant
+from unstuck.guest.datastores.postgresql import extras
 from unstuck.guest.datastores.postgresql.requests import answer
+from unstuck.guest.logfile import read_log
 from unstuck.store.engine import Store
 
 
@@ -37,6 +49,8 @@ class Databases(Running):
         self.site.host.wake = self.app.app.notifier.wake
         self.site.host.answerer = self.answer
         self._server = server
+        self.log = folder / "server.log"
+        """Stands for every instance's."""
 
     def furnish(self) -> DatabaseSite:
         return DatabaseSite(self.store)
@@ -55,6 +69,10 @@ class Databases(Running):
                 agent.renew(Phase.COPYING, 7 << 20)
                 agent.complete(1 << 20)
 
-    def answer(self, _want: DatabaseWant, request: DatabaseRequest) -> DatabaseAnswer:
+    def answer(self, _want: DatabaseWant, request: DatabaseRequest | MoreRequest) -> DatabaseAnswer:
+        if isinstance(request, ReadLog):
+            return read_log(self.log, request)
         with psycopg.connect(f"postgresql://unstuck@{self._server}/postgres", autocommit=True) as connection:
+            if isinstance(request, ListExtensions | EnableExtension | DisableExtension | Lend | EndLoan):
+                return extras.answer(connection, request)
             return answer(connection, request)

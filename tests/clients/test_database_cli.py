@@ -256,7 +256,7 @@ def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("database log list shop", "not offered"),
+        ("database log set shop server --publish", "unstuck db logs"),
         ("database ssl show shop", "not offered"),
         ("database instance promote shop", "not offered"),
         ("database instance eject shop", "not offered"),

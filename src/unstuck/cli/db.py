@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from unstuck.cli import dbretention, dbschedule, dbverify
+from unstuck.cli import dbmore, dbmove, dbretention, dbschedule, dbverify
 from unstuck.cli.cloud import show_json
 from unstuck.cli.dbcalls import Databases, State, databases
 from unstuck.cli.dbshell import enter
@@ -31,6 +31,8 @@ from unstuck.cli.words import plain
 app = App(name="db", help="Managed databases: create, connect, back up, restore.")
 app.command(dbschedule.app)
 dbretention.add_to(app)
+dbmore.add_to(app)
+dbmove.add_to(app)
 dbverify.add_to(app)
 
 LEAST_MB: Final = 512

@@ -34,7 +34,9 @@ def until_healthy(api: Databases, instance_id: str, seconds: float) -> dict[str,
 
 
 def healthy(item: dict[str, Any]) -> bool:
-    return item["status"] in ("ACTIVE", "BACKUP") and item["operating_status"] == "HEALTHY"
+    return (
+        item["status"] in ("ACTIVE", "BACKUP", "RESTART_REQUIRED") and item["operating_status"] == "HEALTHY"
+    )
 
 
 def extension(item: dict[str, Any]) -> dict[str, Any]:

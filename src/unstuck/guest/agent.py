@@ -29,7 +29,18 @@ from unstuck.core.instance.guestwire import (
     Seen,
     Welcome,
 )
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
+from unstuck.core.instance.requests import (
+    DatabaseAnswer,
+    DatabaseRequest,
+    DisableExtension,
+    EnableExtension,
+    EndLoan,
+    Failed,
+    Lend,
+    ListExtensions,
+    MoreRequest,
+    ReadLog,
+)
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.port import Port
@@ -328,14 +339,23 @@ class Agent:
                 return
             await self._port.pause(answer.seconds, "hello")
 
+    async def _ask(self, request: DatabaseRequest | MoreRequest, seconds: float) -> DatabaseAnswer:
+        match request:
+            case ReadLog() | ListExtensions() | EnableExtension() | DisableExtension() | Lend() | EndLoan():
+                if isinstance(self._datastore, kinds.Offers):
+                    return await self._datastore.more(request, seconds)
+                return Failed("invalid", "this datastore does not offer that")
+            case _:
+                return await self._datastore.ask(request, seconds)
+
     async def _text_for(self, question: GuestAsk) -> str:
         answer: DatabaseAnswer
         try:
-            request: DatabaseRequest = msgspec.json.decode(question.argument, type=DatabaseRequest)
+            request = msgspec.json.decode(question.argument, type=DatabaseRequest | MoreRequest)
         except msgspec.MsgspecError as error:
             answer = Failed("invalid", str(error))
         else:
-            answer = await self._datastore.ask(request, max(question.seconds, 0.5))
+            answer = await self._ask(request, max(question.seconds, 0.5))
         self._port.wake("look")
         return msgspec.json.encode(answer).decode()
 

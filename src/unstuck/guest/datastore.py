@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -12,7 +12,7 @@ from unstuck.core.backup.content import Content, Position
 from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
 from unstuck.core.instance.guest import Sight
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, MoreRequest
 from unstuck.core.instance.view import Configured
 from unstuck.core.instance.want import DatabaseWant
 
@@ -117,6 +117,13 @@ class Receiver(Protocol):
     async def close(self) -> None:
         """End what it started."""
         ...
+
+
+@runtime_checkable
+class Offers(Protocol):
+    """A datastore that answers :data:`MoreRequest`, too."""
+
+    async def more(self, request: MoreRequest, seconds: float) -> DatabaseAnswer: ...
 
 
 class Datastore(Protocol):

@@ -8,7 +8,6 @@ from unstuck.api.database.common import BASE, none_of, not_offered, not_there
 from unstuck.api.routes import Route, route
 
 _INSTANCE: Final = f"{BASE}/instances/{{id}}"
-_LOGS: Final = "Logs of a datastore"
 _TLS: Final = "Certificates of one's own (connections are always encrypted)"
 
 
@@ -33,8 +32,6 @@ ROUTES: list[Route] = [
     route("GET", f"{_INSTANCE}/modules", not_offered("Modules"), "reader"),
     route("POST", f"{_INSTANCE}/modules", not_offered("Modules"), "member"),
     route("DELETE", f"{_INSTANCE}/modules/{{module}}", not_offered("Modules"), "member"),
-    route("GET", f"{_INSTANCE}/log", not_offered(_LOGS), "reader"),
-    route("POST", f"{_INSTANCE}/log", not_offered(_LOGS), "member"),
     route("GET", f"{_INSTANCE}/ssl", not_offered(_TLS), "reader"),
     route("POST", f"{_INSTANCE}/ssl", not_offered(_TLS), "member"),
 ]

@@ -126,6 +126,76 @@ DatabaseRequest = (
 )
 
 
+class ReadLog(msgspec.Struct, frozen=True, tag="read-log"):
+    """A part of the server's log: at most ``most`` bytes from position ``after``; -1: the last ones.
+
+    Answered with ``Ok.log``, whether the server runs or not.
+    """
+
+    most: int
+    after: int = -1
+
+
+class ListExtensions(msgspec.Struct, frozen=True, tag="list-extensions"):
+    """Answered with ``Ok.extensions``: all that may be had in this database."""
+
+    database: str
+
+
+class EnableExtension(msgspec.Struct, frozen=True, tag="enable-extension"):
+    """Harmless where it is there."""
+
+    database: str
+    name: str
+
+
+class DisableExtension(msgspec.Struct, frozen=True, tag="disable-extension"):
+    """Refused while anything in the database needs it."""
+
+    database: str
+    name: str
+
+
+class Lend(msgspec.Struct, frozen=True, tag="lend"):
+    """A user for one task, which cannot log in after so many ``seconds`` and is removed some time later.
+
+    ``write``: what it makes is the database's owner's; else it reads all there is.
+    """
+
+    name: str
+    verifier: str
+    database: str
+    seconds: float
+    write: bool
+
+
+class EndLoan(msgspec.Struct, frozen=True, tag="end-loan"):
+    """Remove a user that was lent, and its sessions."""
+
+    name: str
+
+
+MoreRequest = ReadLog | ListExtensions | EnableExtension | DisableExtension | Lend | EndLoan
+"""What not every datastore offers."""
+
+
+class ExtensionInfo(msgspec.Struct, frozen=True):
+    """``version``: the enabled one; empty where it is not."""
+
+    name: str
+    version: str = ""
+    offered: str = ""
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """``after``: where the next part begins; ``size``: of the log now. A log that is shorter than ``after``
+    was begun anew."""
+
+    text: str
+    after: int
+    size: int
+
+
 class Checked(msgspec.Struct, frozen=True):
     """What was read. ``value``: the first one that the owner's statement gave, as text."""
 
@@ -141,6 +211,8 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
     users: tuple[UserInfo, ...] = ()
     more: bool = False
     """There is more after the last one."""
+    extensions: tuple[ExtensionInfo, ...] = ()
+    log: LogPart | None = None
     checked: Checked | None = None
 
 

@@ -17,11 +17,11 @@ from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import accounts
-from unstuck.guest.datastores.mariadb.base import CHANGES, FORM, WHOLE
+from unstuck.guest.datastores.mariadb.base import WHOLE
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.server import ORDERLY, PROGRAM, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
-from unstuck.guest.datastores.mariadb.tape import OWN, Tape
+from unstuck.guest.datastores.mariadb.tape import CHANGES, FORM, OWN, Tape
 from unstuck.guest.processes import offspring, parent_of
 from unstuck.guest.tools import Child, ToolFailed, enlarge, last_words, run
 from unstuck.guest.turns import Mute, StartingUp

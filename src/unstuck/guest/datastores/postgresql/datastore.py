@@ -17,14 +17,14 @@ from unstuck.core.archive.data import LogView, Piece
 from unstuck.core.archive.positions import lsn_place
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed, MoreRequest, ReadLog
 from unstuck.core.instance.view import Configured, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest import push
 from unstuck.guest.certificate import certify
 from unstuck.guest.datastore import DatastoreError, LogSource, Look
-from unstuck.guest.datastores.postgresql import config, names, owners, requests
+from unstuck.guest.datastores.postgresql import config, extras, names, owners, requests
 from unstuck.guest.datastores.postgresql.base import BaseCopy, drop_slots
 from unstuck.guest.datastores.postgresql.config import ADMIN, Places
 from unstuck.guest.datastores.postgresql.logsocket import LogSocket, piece_of
@@ -32,6 +32,7 @@ from unstuck.guest.datastores.postgresql.receive import Unpacking
 from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, Sessions, first_line
 from unstuck.guest.datastores.postgresql.walcopy import WalCopy
+from unstuck.guest.logfile import read_log
 from unstuck.guest.parameters import Parameters
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
@@ -327,6 +328,16 @@ class PostgreSQL:
             return await self.call(
                 lambda there: requests.answer(there, request, superuser=self._superuser), seconds, Use.TENANT
             )
+        except DatastoreError as error:
+            return Failed("unready", error.reason)
+        except (psycopg.Error, OSError) as error:
+            return Failed("unready", first_line(error))
+
+    async def more(self, request: MoreRequest, seconds: float) -> DatabaseAnswer:
+        if isinstance(request, ReadLog):
+            return read_log(self._log, request)
+        try:
+            return await self.call(lambda there: extras.answer(there, request), seconds, Use.TENANT)
         except DatastoreError as error:
             return Failed("unready", error.reason)
         except (psycopg.Error, OSError) as error:

@@ -34,7 +34,7 @@ from unstuck.core.instance.requests import (
 from unstuck.core.instance.want import WantedDatabase, WantedUser
 from unstuck.guest.datastores.postgresql import check, names, owners
 from unstuck.guest.datastores.postgresql.names import ROOT
-from unstuck.guest.datastores.postgresql.session import Connection, first_line
+from unstuck.guest.datastores.postgresql.session import Connection, beside, first_line
 
 PAGE = 1000
 AGAIN = 5
@@ -305,11 +305,7 @@ def _drop_user(connection: Connection, name: str) -> DatabaseAnswer:
 
 def _hand_over(connection: Connection, name: str, database: str) -> None:
     owner = owners.owner_of(connection, database) if database != "postgres" else None
-    info = connection.info
-    with psycopg.connect(
-        host=info.host, port=info.port, user=info.user, dbname=database, autocommit=True, connect_timeout=5,
-        application_name="unstuck", options=info.options, gssencmode="disable",
-    ) as there:  # fmt: skip
+    with beside(connection, database) as there:
         role = sql.Identifier(name)
         if owner is not None:
             there.execute(sql.SQL("REASSIGN OWNED BY {} TO {}").format(role, sql.Identifier(owner)))

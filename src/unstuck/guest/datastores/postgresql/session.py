@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -53,6 +54,17 @@ class Sessions:
             gssencmode="disable",
             autocommit=True,
         )
+
+
+@contextlib.contextmanager
+def beside(connection: Connection, database: str) -> Iterator[Connection]:
+    """A connection to another database of the same server, with the same limits."""
+    info = connection.info
+    with psycopg.connect(
+        host=info.host, port=info.port, user=info.user, dbname=database, autocommit=True, connect_timeout=5,
+        application_name="unstuck", options=info.options, gssencmode="disable",
+    ) as there:  # fmt: skip
+        yield there
 
 
 def first_line(error: Exception) -> str:
