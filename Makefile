@@ -12,7 +12,7 @@ PYTEST := scripts/in-netns $(BIN)/pytest -n 4 --dist loadgroup
 # Every test starts processes of ours: without bytecode each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup s3 demo test test-all bytecode sim sim-long bench contract check lint types layers format clean
+.PHONY: help setup s3 mariadb demo test test-all bytecode sim sim-long bench contract check lint types layers format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,9 @@ setup: ## system packages, Python packages, guest image; fast when all is there
 
 s3: setup
 	@scripts/s3-server build
+
+mariadb: setup ## the image of MariaDB, which only the long tests need
+	@$(BIN)/python -m unstuck.host.dbimage --datastore mariadb $(CACHE)/images/mariadb
 
 demo: setup ## the main job on a real cloud, killed at the worst moment
 	@scripts/in-netns $(BIN)/unstuck demo
@@ -33,7 +36,7 @@ test: setup ## lint, types, layers, all tests but the slow ones, and beside them
 	$(PYTEST) -m "not slow" $(ARGS) || code=$$?; \
 	echo "the simulation goes on ..."; wait $$sim || code=1; cat $$log; exit $$code
 
-test-all: setup s3 check sim-long contract ## the long simulation, requests of all kinds, then every test
+test-all: setup s3 mariadb check sim-long contract ## the long simulation, requests of all kinds, then every test
 	@$(PYTEST) $(ARGS)
 
 # Once, and not in each of the processes that run tests: rewriting their assertions takes longer than many tests.

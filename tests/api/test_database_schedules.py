@@ -13,6 +13,7 @@ from test_database_backups import NOBODY, instance, operator, site, trove
 __all__ = ["instance", "operator", "site", "trove"]
 WORDS = {
     "id", "name", "project_id", "instance_id", "cron", "timezone", "missed", "full_every", "paused",
+    "kind", "query", "database",
     "created", "updated", "next_run", "following_run", "last_run", "reason", "counts", "history",
 }  # fmt: skip
 
@@ -82,7 +83,8 @@ def test_a_list_has_pages_and_can_be_of_one_instance(
     [
         ("cron", "0 0 * *"), ("cron", 5), ("cron", "0 0 31 2 *"), ("timezone", "Mars/Base"),
         ("missed", "all"),
-        ("name", ""), ("name", "x" * 300), ("paused", "yes"), ("no_such_field", 1), ("cron", "*" * 5000),
+        ("kind", "all"), ("query", "select 1"), ("name", ""), ("name", "x" * 300),
+        ("paused", "yes"), ("no_such_field", 1), ("cron", "*" * 5000),
         ("timezone", "../passwd"),
     ],
 )  # fmt: skip

@@ -44,6 +44,7 @@ from unstuck.guest.datastores.mariadb.words import literal
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here"),
 ]
 ODD = "we\"ird \\ 'na_me`; DROP %s $1"

@@ -10,13 +10,15 @@ import sqlalchemy as sa
 
 from tests.backup_world import PLACES, set_instance
 from tests.store.backup_play import Databases
+from tests.store.test_backups import completed
 from tests.store.test_barriers import overlap
-from unstuck.core.backup.schedule import Happened, Missed
+from unstuck.core.backup.schedule import Happened, Kind, Missed
 from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.store import backups, schedule_work, schedules
 from unstuck.store.engine import Store
 from unstuck.store.schedules import Changes, NewSchedule, ScheduleRow
 from unstuck.store.schema.schedules import backup_schedules as table
+from unstuck.store.verifications import verifications_of
 
 HOURLY = "0 * * * *"
 
@@ -212,6 +214,28 @@ def test_schedules_are_refused_with_their_field_and_beyond_their_number(cloud: S
         cloud.store.transact(schedules.delete_schedule, "s", "another")
     cloud.store.transact(schedules.delete_schedule, "s", "project")
     cloud.schedule("again")
+
+
+def test_a_schedule_may_verify_the_last_backup_instead(cloud: Scheduled) -> None:
+    cloud.schedule("v", kind=Kind.VERIFY, query="select true")
+    cloud.planned(cloud.hour(), "v")
+    cloud.run("v")
+    assert cloud.row_of("v").history[0].reason == "there is no complete backup"
+    backup = completed(cloud)
+    cloud.planned(cloud.hour(), "v")
+    cloud.run("v")
+    after = cloud.row_of("v")
+    assert (after.made_count, after.history[0].what) == (1, Happened.MADE)
+    [made] = cloud.store.read(verifications_of, backup, None)
+    assert (made.id, made.query, made.made_by) == (after.history[0].made, "select true", "schedule:v")
+    cloud.planned(cloud.hour(), "v")
+    cloud.run("v")
+    assert "the clock went back" in cloud.row_of("v").history[0].reason
+    cloud.planned(cloud.hour() - 3600, "v")
+    cloud.set("v", cron="0 */2 * * *")
+    cloud.run("v")
+    assert len(cloud.store.read(verifications_of, backup, None)) == 1
+    assert len(cloud.made()) == 1
 
 
 def test_one_that_failed_is_held_back_alone(cloud: Scheduled) -> None:

@@ -35,6 +35,8 @@ def create(
     call: str = "backup",
     missed: Literal["once", "skip"] = "once",
     full_every: int = 1,
+    verify: Annotated[bool, Parameter(negative="")] = False,
+    query: str = "",
     state: State = None,
 ) -> int:
     """Back an instance up whenever a cron expression says so. Prints the schedule's id.
@@ -54,11 +56,16 @@ def create(
         or skip.
     full_every
         Every so many-th backup is a full one, and those in between hold what has changed; 1: all are full.
+    verify
+        Do not back it up: verify its last backup, as `unstuck db verify` does.
+    query
+        With --verify: one statement whose first value has to be true.
     """
     with databases(state) as api:
         wanted = {
             "instance_id": api.instance(instance)["id"], "cron": cron, "timezone": timezone, "name": call,
             "missed": missed, "full_every": full_every,
+            "kind": "verify" if verify else "backup", "query": query,
         }  # fmt: skip
         made = api.ask("POST", "/backup_schedules", json={"backup_schedule": wanted})["backup_schedule"]
     print(made["id"])
@@ -122,7 +129,7 @@ def show(
     print(plain(f"{found['name']}: {found['cron']} {found['timezone']}, {found['reason']}"))
     print(f"next: {found['next_run'] or 'never'} UTC")
     for item in found["history"]:
-        why = item["backup_id"] or ""
+        why = item["backup_id"] or item["verification_id"] or ""
         words = [item["planned"], item["outcome"], why, item["reason"]]
         if item["missed_before"]:
             words.append(f"{item['missed_before']} before it were missed")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -20,11 +18,6 @@ from cyclopts import Parameter
 from unstuck.cli.errors import CliError
 from unstuck.cli.storeat import location
 from unstuck.cli.words import counted, plain
-
-LOG: Final = "wal"
-"""What incremental backups hold of PostgreSQL."""
-RESTORED_LOG: Final = "restored-log"
-"""Where it is put, below the restored folder."""
 
 if TYPE_CHECKING:
     from unstuck.blobs.keys import Recovery
@@ -126,16 +119,14 @@ def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
     from unstuck.blobs.chunks import Damaged
     from unstuck.blobs.keys import BadKey
     from unstuck.blobs.restore import Broken, Lost, chain_of, list_backups, plain_pieces
+    from unstuck.cli.dbunpack import Unfit, fault_of, finish, unpack
 
     try:
         chain = chain_of(list_backups(objects, file.cloud_key), backup_id)
     except Broken as error:
         raise CliError(f"Backup {backup_id} cannot be restored: {error}.") from None
-    for number, manifest in enumerate(chain):
-        if manifest.content != (LOG if number else "tar"):
-            raise CliError(
-                f"Backup {manifest.backup_id} holds {manifest.content}, which this version cannot unpack."
-            )
+    if (fault := fault_of(chain)) is not None:
+        raise CliError(f"Backup {backup_id} cannot be restored: {fault}.")
     target = to.expanduser().absolute()
     if target.exists():
         raise CliError(f"{target} is there already: name a folder that is not.")
@@ -148,15 +139,12 @@ def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
     part.mkdir()
     try:
         for number, manifest in enumerate(chain):
-            folder = part if number == 0 else part / RESTORED_LOG
-            folder.mkdir(exist_ok=True)
-            _unpack(plain_pieces(objects, manifest, file.identity), folder, over=number > 0)
-        if len(chain) > 1:
-            _replay(part)
+            unpack(manifest, number, plain_pieces(objects, manifest, file.identity), part)
+        words = finish(chain, part, target)
         part.rename(target)
     except (Damaged, Lost, BadKey) as error:
         raise CliError(f"Backup {backup_id} cannot be restored, and nothing was left: {error}.") from None
-    except tarfile.TarError as error:
+    except Unfit as error:
         raise CliError(f"Backup {backup_id} is whole, but not the archive it says: {error}.") from None
     except OSError as error:
         what = f"{error.filename or target}: {error.strerror or error}"
@@ -165,50 +153,6 @@ def _restore(objects: Objects, file: Recovery, backup_id: str, to: Path) -> int:
         shutil.rmtree(part, ignore_errors=True)
     made = chain[-1].datastore
     print(plain(f"Restored {size} bytes of {made.type} into {target}."))
-    print(plain(f"A server of that version can be started on it: {made.type} {made.server_version}."))
-    if len(chain) > 1:
-        print(f"At its start it replays the log in {RESTORED_LOG}, which can be removed after that.")
+    for sentence in words:
+        print(plain(sentence))
     return 0
-
-
-def _replay(folder: Path) -> None:
-    """The server reads the log of the incremental backups at its first start, and goes on by itself."""
-    settings = (
-        f"restore_command = 'cp {RESTORED_LOG}/%f %p'\n"
-        "recovery_target_timeline = 'current'\nrecovery_target_action = 'promote'\nhot_standby = off\n"
-    )
-    with (folder / "postgresql.auto.conf").open("a") as file:
-        file.write(settings)
-    (folder / "recovery.signal").touch()
-
-
-def _unpack(pieces: Iterator[bytes], folder: Path, *, over: bool = False) -> None:
-    """All pieces are read to the end: what lies behind the archive's end is checked as well."""
-    from unstuck.blobs.restore import PiecesFile
-
-    with tarfile.open(fileobj=PiecesFile(pieces), mode="r|", bufsize=1 << 20) as archive:
-        for member in archive:
-            _unpack_one(archive, member, folder, over=over)
-    for _ in pieces:
-        pass
-    os.sync()
-
-
-def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, *, over: bool) -> None:
-    """Files and folders below ``folder``, for their owner only; a base backup holds nothing else.
-
-    ``over``: in the place of files that are there, which are segments of the same log.
-    """
-    parts = Path(member.name).parts
-    if member.name.startswith("/") or ".." in parts:
-        raise tarfile.TarError(f"it names {member.name!r}, which lies outside")
-    path = folder.joinpath(*parts)
-    if member.isdir():
-        path.mkdir(parents=True, exist_ok=True)
-        return
-    data = archive.extractfile(member) if member.isreg() else None
-    if data is None:
-        raise tarfile.TarError(f"{member.name!r} is neither a file nor a folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb" if over else "xb") as file:
-        shutil.copyfileobj(data, file, 1 << 20)

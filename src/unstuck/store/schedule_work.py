@@ -5,6 +5,7 @@ Locks: the schedule first, then what :func:`make_automatic_backup` takes; nobody
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, assert_never
 
 import msgspec
@@ -13,7 +14,8 @@ import sqlalchemy as sa
 from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
 from unstuck.core.backup.data import Ending
-from unstuck.core.backup.schedule import Happened, Outcome, PassOver, Replan, Run, Wait, due, remember
+from unstuck.core.backup.schedule import Happened, Kind, Outcome, PassOver, Replan, Run, Wait, due, remember
+from unstuck.core.errors import Conflict, NotFound
 from unstuck.core.time import iso_seconds
 from unstuck.store.automatic_backups import Made, NotMade, make_automatic_backup
 from unstuck.store.backups import NewBackup
@@ -22,6 +24,7 @@ from unstuck.store.prepared import Prepared
 from unstuck.store.schedules import ScheduleRow, load_schedule, times
 from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.schedules import backup_schedules as table
+from unstuck.store.verifications import NewVerification, load_verification, verify_backup
 
 _DUE = Prepared(
     sa.select(table.c.id)
@@ -43,6 +46,16 @@ _LAST = Prepared(
     .where(backups.c.instance_id == sa.bindparam("instance"), sa.not_(backups.c.deleted))
     .order_by(backups.c.created_wall.desc(), backups.c.id.desc())
     .limit(sa.bindparam("most"))
+)
+_NEWEST = Prepared(
+    sa.select(backups.c.id)
+    .where(
+        backups.c.instance_id == sa.bindparam("instance"),
+        sa.not_(backups.c.deleted),
+        backups.c.ended == Ending.COMPLETED.value,
+    )
+    .order_by(backups.c.created_wall.desc(), backups.c.id.desc())
+    .limit(1)
 )
 _POSTPONE = Prepared(
     sa.update(table)
@@ -83,6 +96,8 @@ def run_schedule(
             _tick(tx, held, Outcome(
                 planned=planned, decided=tx.now.wall, what=Happened.MISSED, reason=reason, missed=missed
             ))  # fmt: skip
+        case Run(planned, missed, late) if held.kind is Kind.VERIFY:
+            _tick(tx, held, _verify(tx, held, instance, planned, missed))
         case Run(planned, missed, late):
             new = NewBackup(
                 id=new_id, nonce=nonce, name=f"{held.name}-{_stamp(planned)}"[:255],
@@ -98,6 +113,31 @@ def run_schedule(
         case _ as never:
             assert_never(never)
     return None
+
+
+def _verify(tx: Tx, held: ScheduleRow, instance: Any, planned: float, missed: int) -> Outcome:
+    """Verify the instance's last complete backup. The tick's name is the verification's id."""
+
+    def outcome(what: Happened, reason: str = "", made: str | None = None) -> Outcome:
+        return Outcome(
+            planned=planned, decided=tx.now.wall, what=what, reason=reason, made=made, missed=missed
+        )
+
+    key = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{_SCHEDULED}{held.id}:{planned:.0f}"))
+    if load_verification(tx, key) is not None:
+        return outcome(Happened.SKIPPED, "it was verified before: the clock went back", key)
+    backup_id = _NEWEST.scalar(tx, instance=held.instance_id)
+    if instance.deleted or backup_id is None:
+        return outcome(Happened.SKIPPED, _in_the_way(instance) or "there is no complete backup")
+    new = NewVerification(
+        id=key, backup_id=backup_id, query=held.query, database=held.database,
+        made_by=f"{_SCHEDULED}{held.id}",
+    )  # fmt: skip
+    try:
+        verify_backup(tx, new, None)
+    except (Conflict, NotFound) as error:
+        return outcome(Happened.SKIPPED, error.message)
+    return outcome(Happened.MADE, made=key)
 
 
 def _incremental(tx: Tx, held: ScheduleRow) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from unstuck.core.backup.cron import BadCron, check, next_tick
-from unstuck.core.backup.schedule import LOOK, Missed, Outcome, Schedule, first_tick
+from unstuck.core.backup.schedule import LOOK, Kind, Missed, Outcome, Schedule, first_tick
 from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.core.time import Now
 from unstuck.store import quotas, readable
@@ -31,6 +31,10 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cron: str
     timezone: str = "UTC"
+    kind: Kind = Kind.BACKUP
+    query: str = ""
+    """For verifications: one statement, and the database that it is run in."""
+    database: str = ""
     missed: Missed = Missed.ONCE
     full_every: int = 1
     """Every so many-th of its backups is a full one; 1: all."""
@@ -57,6 +61,9 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cron: str
     timezone: str
+    kind: Kind
+    query: str
+    database: str
     missed: Missed
     full_every: int
     paused: bool
@@ -82,6 +89,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
 def from_row(row: Any) -> ScheduleRow:
     values = {name: row._mapping[name] for name in ScheduleRow.__struct_fields__}
     values["missed"] = Missed.SKIP if row.missed == Missed.SKIP.value else Missed.ONCE
+    values["kind"] = Kind.VERIFY if row.kind == Kind.VERIFY.value else Kind.BACKUP
     values["history"] = readable.read(_history, row.history, ())
     return ScheduleRow(**values)
 
@@ -145,7 +153,8 @@ def insert_schedule(tx: Tx, new: NewSchedule, owner: str, *, starts: float) -> S
     now = tx.now
     values: dict[str, Any] = dict(  # noqa: C408
         id=new.id, project_id=owner, instance_id=new.instance_id, name=new.name, cron=new.cron,
-        timezone=new.timezone, missed=new.missed.value, full_every=new.full_every, paused=new.paused,
+        timezone=new.timezone, kind=new.kind.value, query=new.query, database=new.database,
+        missed=new.missed.value, full_every=new.full_every, paused=new.paused,
         created_wall=now.wall,
         updated_wall=now.wall, starts=starts, last_run=None, made_count=0, skipped_count=0,
         missed_count=0, history="[]", held=0.0,

@@ -11,6 +11,7 @@ from unstuck.api.backups import keyring, places
 from unstuck.api.database.backup_views import Versions, backup_view, verification_view, versions_of
 from unstuck.api.database.common import (
     BASE,
+    QUERY_MAX,
     description_of,
     invalid,
     limit,
@@ -34,8 +35,6 @@ from unstuck.store.backup_rows import BackupRow
 from unstuck.store.engine import Tx
 from unstuck.store.instance_lists import show_instance
 from unstuck.store.verifications import NewVerification, verifications_of, verify_backup
-
-QUERY_MAX: Final = 4000
 
 
 class RestoreFrom(Body, frozen=True, kw_only=True):

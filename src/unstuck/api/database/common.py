@@ -20,6 +20,8 @@ PAGE_MAX: Final = 1000
 """Items on a page, also where the client names no limit: the stock client looks names up on the first page
 only, so that Trove's 20 would hide the rest from it."""
 NAME_MAX: Final = 255
+QUERY_MAX: Final = 4000
+"""Characters of a statement that a verification runs."""
 
 
 def project(call: Call) -> str:

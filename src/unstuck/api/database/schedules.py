@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from unstuck.api.database.common import (
     BASE,
+    QUERY_MAX,
     invalid,
     limit,
     marker,
@@ -22,13 +23,14 @@ from unstuck.api.database.common import (
 )
 from unstuck.api.errors import forbidden
 from unstuck.api.routes import Body, Call, Query, Reply, Route, route
-from unstuck.core.backup.schedule import Missed, Outcome
+from unstuck.core.backup.schedule import Kind, Missed, Outcome
 from unstuck.core.time import Now, iso_seconds
 from unstuck.store import schedules as store
 from unstuck.store.engine import Tx
 from unstuck.store.schedules import Changes, NewSchedule, ScheduleRow
 
 Policy = Literal["once", "skip"]
+What = Literal["backup", "verify"]
 Often = Annotated[int, msgspec.Meta(ge=1, le=60)]
 
 
@@ -37,6 +39,9 @@ class New(Body, frozen=True, kw_only=True):
     cron: str
     name: str = "backup"
     timezone: str = "UTC"
+    kind: What = "backup"
+    query: str = ""
+    database: str = ""
     missed: Policy = "once"
     full_every: Often = 1
     paused: bool = False
@@ -72,6 +77,9 @@ def _view(row: ScheduleRow, now: Now) -> dict[str, Any]:
         "instance_id": row.instance_id,
         "cron": row.cron,
         "timezone": row.timezone,
+        "kind": row.kind.value,
+        "query": row.query,
+        "database": row.database,
         "missed": row.missed.value,
         "full_every": row.full_every,
         "paused": row.paused,
@@ -84,17 +92,18 @@ def _view(row: ScheduleRow, now: Now) -> dict[str, Any]:
         "counts": {
             "made": row.made_count, "skipped": row.skipped_count, "missed": row.missed_count
         },
-        "history": [_outcome(item) for item in row.history],
+        "history": [_outcome(item, row.kind) for item in row.history],
     }  # fmt: skip
 
 
-def _outcome(item: Outcome) -> dict[str, Any]:
+def _outcome(item: Outcome, kind: Kind) -> dict[str, Any]:
     return {
         "planned": _time(item.planned),
         "decided": _time(item.decided),
         "outcome": item.what.value,
         "reason": item.reason,
-        "backup_id": item.made,
+        "backup_id": item.made if kind is Kind.BACKUP else None,
+        "verification_id": item.made if kind is Kind.VERIFY else None,
         "missed_before": item.missed,
     }
 
@@ -146,13 +155,24 @@ async def create(call: Call) -> Reply:
     """``POST``."""
     own = scope(call)
     asked: New = call.body.backup_schedule
+    _check_statement(asked)
     new = NewSchedule(
         id=call.new_id(), instance_id=object_id(asked.instance_id, "Instance"),
         name=text_of(asked.name, "backup_schedule.name"), cron=asked.cron, timezone=asked.timezone,
+        kind=Kind(asked.kind), query=asked.query, database=asked.database,
         missed=Missed(asked.missed), full_every=asked.full_every, paused=asked.paused,
     )  # fmt: skip
     await call.store.run(store.create_schedule, new, own)
     return await _shown(call, new.id)
+
+
+def _check_statement(asked: New) -> None:
+    if asked.kind == "backup" and (asked.query or asked.database):
+        invalid("backup_schedule.query", "it is for schedules of the kind verify.")
+    if len(asked.query) > QUERY_MAX:
+        invalid("backup_schedule.query", f"it has at most {QUERY_MAX} characters.")
+    if asked.database:
+        text_of(asked.database, "backup_schedule.database", most=63)
 
 
 async def _shown(call: Call, key: str) -> Reply:

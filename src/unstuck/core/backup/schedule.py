@@ -26,6 +26,14 @@ REMEMBERED: Final = 20
 """Outcomes that a schedule keeps."""
 
 
+class Kind(StrEnum):
+    """What a tick makes."""
+
+    BACKUP = "backup"
+    VERIFY = "verify"
+    """A verification, by a restore, of the instance's last complete backup."""
+
+
 class Missed(StrEnum):
     """What becomes of the last tick that was missed; the ones before it are only counted."""
 

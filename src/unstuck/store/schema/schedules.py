@@ -15,6 +15,10 @@ backup_schedules = sa.Table(
     sa.Column("name", sa.String(255), nullable=False),
     sa.Column("cron", sa.String(255), nullable=False),
     sa.Column("timezone", sa.String(64), nullable=False),
+    # What a tick makes: a backup, or a verification of the last one, with the owner's own statement.
+    sa.Column("kind", sa.String(16), nullable=False, server_default="backup"),
+    sa.Column("query", sa.Text, nullable=False, server_default=""),
+    sa.Column("database", sa.String(255), nullable=False, server_default=""),
     # What becomes of a tick that nobody saw: core.backup.schedule.Missed.
     sa.Column("missed", sa.String(16), nullable=False),
     # Every so many-th of its backups is a full one; 1: all.

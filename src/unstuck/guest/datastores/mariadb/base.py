@@ -14,7 +14,7 @@ from unstuck.guest.datastore import Copied, DatastoreError
 from unstuck.guest.datastores.mariadb import config
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.session import DatabaseError
-from unstuck.guest.datastores.mariadb.tape import Tape
+from unstuck.guest.datastores.mariadb.tape import CHANGES, FORM, Tape
 from unstuck.guest.piped import Piped
 from unstuck.guest.processes import ticks
 from unstuck.guest.tools import ToolFailed
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from unstuck.guest.datastores.mariadb.datastore import MariaDB
 
 ASK: Final = 10.0
-FORM: Final = "mbstream"
-CHANGES: Final = "mbstream-incremental"
-"""What ``Content.content`` calls a full one, and a child."""
 FULL: Final = "make a full backup"
 WHOLE: Final = "completed OK!"
 _ENDS: Final = ("BACKUP STAGE BLOCK_COMMIT", "BACKUP STAGE END", "Stopping log copying")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from unstuck.core.archive.data import Piece
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
@@ -19,7 +20,7 @@ from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
 from unstuck.guest.certificate import certify
 from unstuck.guest.datastore import DatastoreError, Look
-from unstuck.guest.datastores.mariadb import accounts, boot, config, names, requests, variables
+from unstuck.guest.datastores.mariadb import accounts, binlog, boot, config, names, requests, variables
 from unstuck.guest.datastores.mariadb.base import BaseCopy
 from unstuck.guest.datastores.mariadb.config import Places
 from unstuck.guest.datastores.mariadb.receive import Unpacking
@@ -65,6 +66,7 @@ class MariaDB:
         self._starts: list[float] = []
         self._starts_of = -1
         self._parameters = Parameters(places.conf, clock)
+        self._trimmed = -binlog.EVERY
         self._taken: tuple[Living, str] | None = None
         """The server that was given this file's variables: what it made of them is as good as it gets."""
 
@@ -113,11 +115,20 @@ class MariaDB:
             reason = str(error)
         if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
             self._parameters.up(want, (living, self._file(want)))
+            await self._trim()
         sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
             configured=told.configured,
         )  # fmt: skip
+
+    async def _trim(self) -> None:
+        """Nobody waits for it: what cannot be let go now is, at the next look after a while."""
+        if self._clock() < self._trimmed + binlog.EVERY:
+            return
+        self._trimmed = self._clock()
+        with contextlib.suppress(DatastoreError, DatabaseError):
+            await self.call(binlog.trim, LOOK)
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -304,6 +315,17 @@ class MariaDB:
     async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
         await self.clear()
         return await Unpacking.receiving(self, want, chain)
+
+    # --- its log, which is not kept yet
+
+    async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
+        """Nobody is asked to keep it."""
+
+    async def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        raise DatastoreError(f"the log of MariaDB is not kept ({name})", final=True)
+
+    async def log_waiting(self) -> int:
+        return 0
 
     async def sweep(self, nonce: str | None) -> None:
         """A copy holds nothing in the server that outlives its connection."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import Final
+from typing import Final, Protocol
 
 from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.mariadb.place import Place
 
+FORM: Final = "mbstream"
+CHANGES: Final = "mbstream-incremental"
+"""What ``Content.content`` calls a full one, and a child."""
 MAGIC: Final = b"XBSTCK01"
 _HEAD: Final = struct.Struct("<8sBcI")
 _LENGTH: Final = struct.Struct("<I")
@@ -26,11 +29,22 @@ _NAMES: Final = ("xtrabackup_{}", "mariadb_backup_{}")
 OWN: Final = tuple(name.format(what) for what in ("info", "checkpoints", "binlog_info") for name in _NAMES)
 
 
+class Sink(Protocol):
+    """Who is told of files as they pass: their data in its order, and what becomes of them."""
+
+    def data(self, path: str, piece: memoryview) -> None: ...
+
+    def removed(self, path: str) -> None: ...
+
+    def renamed(self, path: str, to: str) -> None: ...
+
+
 class Tape:
     """Fed with the stream as it passes. :attr:`bad` says what is wrong with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None = None) -> None:
         self.bad = ""
+        self._sink = sink
         self._buffer = b""
         self._need = _HEAD.size
         self._state = "head"
@@ -85,14 +99,19 @@ class Tape:
                     self._state = "payload"
                 else:
                     self._open.setdefault(self._path, 0)
+                    if self._sink is not None:
+                        self._sink.data(self._path, memoryview(b""))
                     self._expect("head", _HEAD.size)
             case "renamed":
                 self._expect("to", _LENGTH.unpack(block)[0])
                 if not 0 < self._need <= PATH_MOST:
                     self.bad = "a chunk in it has no path"
             case "to":
-                if not is_below(block.decode(errors="replace")):
+                to = block.decode(errors="replace")
+                if not is_below(to):
                     self.bad = "a path climbs out of it"
+                elif self._sink is not None:
+                    self._sink.renamed(self._path, to)
                 self._expect("head", _HEAD.size)
 
     def _chunk(self) -> None:
@@ -106,12 +125,16 @@ class Tape:
                 self._ended += 1
                 self._expect("head", _HEAD.size)
             case _:
+                if self._sink is not None:
+                    self._sink.removed(self._path)
                 self._expect("head", _HEAD.size)
 
     def _pass(self, view: memoryview) -> memoryview:
         own = view[: self._left]
         self._checksum = zlib.crc32(own, self._checksum)
         self._open[self._path] = self._open.get(self._path, 0) + len(own)
+        if self._sink is not None:
+            self._sink.data(self._path, own)
         if self._path in OWN:
             self._kept[self._path] = (self._kept.get(self._path, b"") + bytes(own))[:_KEPT_MOST]
         self._left -= len(own)
