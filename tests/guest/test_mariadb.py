@@ -141,6 +141,32 @@ def test_memory_and_parameters_are_taken_by_the_running_server(guest: Guest) -> 
 
 
 @pytest.mark.slow
+def test_what_its_owner_sets_is_taken_or_waits_for_a_restart(guest: Guest) -> None:
+    guest.host.wants(guest.want(origin=SHOP))
+    guest.start()
+    guest.ready()
+    pid = guest.server_pid()
+    given = {"max_connections": "55", "sort_buffer_size": "1048576", "performance_schema": "on"}
+    guest.host.wants(guest.want(origin=SHOP, parameters=given))
+    wait_for(lambda: (told := guest.view().configured) and told.applied, 30)
+    assert waiting(guest) == ("performance_schema",)
+    with guest.connect() as connection:
+        assert variable(connection, "max_connections") == "55"
+        assert variable(connection, "sort_buffer_size") == "1048576"
+    assert guest.server_pid() == pid
+    guest.host.wants(guest.want(origin=SHOP, parameters=given, restart=1))
+    wait_for(lambda: (told := guest.view().configured) and told.applied == given, 60)
+    guest.host.wants(guest.want(origin=SHOP, parameters={"log_bin": "/tmp/x"}, restart=1))
+    wait_for(lambda: (told := guest.view().configured) and told.refused, 30)
+    guest.connect().close()
+
+
+def waiting(guest: Guest) -> tuple[str, ...]:
+    told = guest.view().configured
+    return () if told is None else told.waiting
+
+
+@pytest.mark.slow
 def test_data_of_another_generation_is_left_alone(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()
