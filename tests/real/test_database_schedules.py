@@ -54,6 +54,7 @@ def test_a_schedule_of_every_minute_makes_each_backup_once_while_the_control_pla
         time.sleep(0.8)
         cloud.start("control")
         time.sleep(5)
+    api = Databases(cloud.cloud)  # each start has logged in anew
     cloud.until("several were made", lambda: schedule(api, key)["counts"]["made"] >= 3, seconds=120.0)
     change = {"backup_schedule": {"paused": True}}
     api.ask("PATCH", f"/backup_schedules/{key}", json=change)
