@@ -1,5 +1,5 @@
-"""Changes of a running database, its agent killed all the while: they come about, or say why not, and no
-acknowledged row is lost."""
+"""Changes of a running database, its agent, host and control plane killed all the while: they come about, or
+say why not, and no acknowledged row is lost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from tests.real.database_cloud import Instance, login
+from tests.real.fault_cloud import Role
+from unstuck.cli.cloud import connect
+from unstuck.cli.dbcalls import Databases
 
 pytestmark = [
     pytest.mark.root, pytest.mark.slow, pytest.mark.xdist_group("database"), pytest.mark.timeout(900),
 ]  # fmt: skip
+ROLES: tuple[Role, ...] = ("control", "host", "control")
 NEVER = {"max_locks_per_transaction": 100000, "max_connections": 10000}
 """PostgreSQL's own check takes it; no machine has the memory."""
 
@@ -76,4 +80,29 @@ def test_an_agent_killed_while_parameters_are_applied_and_while_bad_ones_are_tri
     restart(shop)
     until(shop, "nothing waits", lambda: shop.shown()["status"] == "ACTIVE")
     shop.api.ask("DELETE", f"/configurations/{key}")
+    shop.free()
+
+
+def test_an_upgrade_comes_about_although_everybody_is_killed(shop: Instance) -> None:
+    found = shop.shown()["datastore"]
+    with connect(shop.cloud.state) as admin:
+        operator = Databases(admin)
+        versions = operator.get("/mgmt/datastore-versions")["versions"]
+        [store] = [item for item in versions if item["name"] == found["version"]]
+        name = f"{store['version']}.again"
+        new = {
+            "name": name, "version": name, "datastore_name": store["datastore_name"],
+            "datastore_manager": store["datastore_manager"], "image": store["image"], "active": True,
+        }  # fmt: skip
+        operator.ask("POST", "/mgmt/datastore-versions", json={"version": new})
+    for version in (name, found["version"]):
+        shop.api.ask("PATCH", f"/instances/{shop.id}", json={"instance": {"datastore_version": version}})
+        for role in ROLES:
+            shop.cloud.kill_anyhow(role)
+            shop.cloud.start(role)
+            shop.cloud.wait_ready()
+        until(shop, "it is over", lambda: shop.shown()["unstuck"]["pending"] is None, 300.0)
+        shop.until_healthy()
+        shop.find_server()
+        assert shop.shown()["datastore"]["version"] == version
     shop.free()
