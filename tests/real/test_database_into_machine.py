@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.blobs.conftest import ROOT, S3Server
+from tests.blobs.conftest import S3Server, s3_is_built
 from tests.proof import proves
 from tests.real.container_stage import why_not
 from tests.real.database_cloud import DatabaseCloud, Instance, database_cloud, login
@@ -72,7 +72,7 @@ def test_a_database_is_restored_into_a_machine_whose_clock_is_an_hour_off(
     if hours < 0:
         _restored(cloud, shop, hours)
         return
-    if not (ROOT / ".cache" / "swift" / "built").exists():
+    if not s3_is_built():
         pytest.skip("the S3 server for tests is not installed: scripts/s3-server build (make test does it)")
     server = S3Server(tmp_path / "s3")
     try:
