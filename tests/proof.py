@@ -29,6 +29,7 @@ MODULES = (
     "tests.real.test_database_stores",
     "tests.real.test_database_strangers",
     "tests.real.test_database_exact",
+    "tests.real.test_database_into_machine",
     "tests.real.test_database_inside",
     "tests.guest.test_clock",
 )
