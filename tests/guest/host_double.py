@@ -19,17 +19,26 @@ import msgspec
 from unstuck.blobs.chunks import chunk_key, prefix_of
 from unstuck.blobs.digest import sha256
 from unstuck.blobs.objects import BlobError, Conflict, FolderObjects
+from unstuck.core.archive.data import Piece
 from unstuck.core.backup.content import Chunk, Content
 from unstuck.core.instance.guestwire import (
     PROTOCOL,
     Answered,
+    AskLog,
     AskRestore,
     Done,
     Fetch,
+    FetchLog,
     Finish,
     GiveUp,
     GuestAsk,
     Hello,
+    Keep,
+    KeepChunk,
+    KeepEnd,
+    KeepInto,
+    Log,
+    LogPart,
     Look,
     NotNow,
     Orders,
@@ -78,6 +87,15 @@ class Host:
         """Prefix, content and key of what a restore may read."""
         self.above: list[tuple[str, Content, str]] = []
         """The same of its parent, that one's parent, and so on."""
+        self.kept: dict[str, tuple[Piece, tuple[Chunk, ...]]] = {}
+        """Pieces of the log that are kept, of all guests of this host."""
+        self.trying: dict[str, tuple[str, str, Piece, dict[int, Chunk]]] = {}
+        self.keeps: list[str] = []
+        self.lose_answer_of: str | None = None
+        """The name of a piece whose end is noted, and the answer to that is lost."""
+        self.log: dict[str, tuple[Piece, tuple[Chunk, ...]]] = {}
+        self.log_key = ""
+        """What a restore to a point reads."""
         self.away = False
         self.full: str | None = None
         """Why the blob store takes nothing now."""
@@ -117,6 +135,15 @@ class Host:
             case Answered(ask_id, text):
                 self.answers[ask_id] = text
                 self.asks.pop(ask_id, None)
+            case Keep() | KeepChunk() | KeepEnd():
+                return await self._of_log(request, blob), b""
+            case AskLog(after):
+                names = sorted(name for name in self.log if name > after)
+                parts = [LogPart(name, self.log[name][0].size, self.log[name][1]) for name in names[:2]]
+                return Log(self.log_key, tuple(parts), len(names) > 2), b""
+            case FetchLog(name, index):
+                self.fetched.append(index)
+                return Done(), await asyncio.to_thread(self.objects.get, f"log/{name}/{index}") or b""
             case Fetch(index, above):
                 return await self._fetch(index, above)
             case _:
@@ -176,6 +203,38 @@ class Host:
                 self.finished[nonce] = content
                 self.over[nonce] = "finished"
                 return Done()
+
+    async def _of_log(self, request: Keep | KeepChunk | KeepEnd, blob: bytes) -> Response:
+        want = None if self.want is None else self.want.archive
+        if self.full is not None:
+            return NotNow("full", self.full, 0.2)
+        if want is None or want.id != request.archive_id:
+            return Refused("late", "this archive goes on no more")
+        if isinstance(request, Keep):
+            piece = request.piece
+            self.keeps.append(piece.name)
+            known = self.kept.get(piece.name)
+            if known is not None:
+                same = known[0].digest == piece.digest
+                return Done() if same else Refused("diverged", f"{piece.name} is another")
+            self.trying[piece.name] = ("t", want.id, piece, {})
+            return KeepInto(f"t{len(self.keeps)}")
+        _, _, piece, chunks = self.trying[request.name]
+        if isinstance(request, KeepChunk):
+            if len(blob) != request.chunk.sealed_length or sha256(blob) != request.chunk.sealed_digest:
+                return Refused("invalid", "the object is not what was said")
+            path = self.objects.root / "log" / request.name / str(request.chunk.index)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(blob)
+            chunks[request.chunk.index] = request.chunk
+            await asyncio.sleep(self.slow)
+            return Done()
+        assert request.chunks == tuple(chunks[index] for index in sorted(chunks))
+        self.kept[request.name] = (piece, request.chunks)
+        if self.lose_answer_of == request.name:
+            self.lose_answer_of = None
+            raise Away("the answer was lost")
+        return Done()
 
     async def _store(self, backup_id: str, attempt: int, nonce: str, chunk: Chunk, blob: bytes) -> Response:
         if self.full is not None:

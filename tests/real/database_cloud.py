@@ -608,11 +608,17 @@ class DatabaseCloud:
 
 
 @contextlib.contextmanager
-def database_cloud(root: Path, image: Path, datastore: str = "postgresql") -> Iterator[DatabaseCloud]:
+def database_cloud(
+    root: Path, image: Path, datastore: str = "postgresql", *, base_seconds: float = 1e9,
+    archive_seconds: int = 60,
+) -> Iterator[DatabaseCloud]:  # fmt: skip
     """Control plane and host agent run; whatever still runs in the end is ended."""
     with cloud_in(root) as cloud:
         made = DatabaseCloud(cloud, KITS[datastore])
         cloud.environment["UNSTUCK_TRASH_SECONDS"] = "0"
+        # Bases that make themselves are what other tests are about; here they would be in the way.
+        cloud.environment["UNSTUCK_BASE_SECONDS"] = str(base_seconds)
+        cloud.environment["UNSTUCK_ARCHIVE_SECONDS"] = str(archive_seconds)
         made.settings()
         try:
             cloud.start("control")

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from unstuck.cli import dbmore, dbmove, dbretention, dbschedule, dbverify
 from unstuck.cli.cloud import show_json
-from unstuck.cli.dbcalls import State, databases
+from unstuck.cli.dbcalls import Databases, State, databases
 from unstuck.cli.dbshell import enter
 from unstuck.cli.dbshown import (
     DATABASE,
@@ -19,6 +19,7 @@ from unstuck.cli.dbshown import (
     connection,
     extension,
     first_address,
+    instance_or_trash,
     login,
     until_complete,
     until_healthy,
@@ -100,45 +101,107 @@ def create(
 
 @app.command
 def restore(
-    backup: str,
+    source: str,
     name: str,
     /,
     *,
+    at: str | None = None,
     flavor: str | None = None,
     size: int | None = None,
     seconds: Wait = 3600.0,
     state: State = None,
 ) -> int:
-    """Create an instance from a backup, and wait until it is healthy. Users and passwords are the backup's.
+    """Create an instance from a backup, or as another one was at a moment, and wait until it is healthy.
+
+    Users and passwords are those of the backup, or of the moment.
 
     Parameters
     ----------
-    backup
-        Name or id of a backup.
+    source
+        Name or id of a backup; with --at of an instance (of a deleted one its id).
     name
         Name of the new instance.
+    at
+        A moment, like 2026-11-30T12:00:00Z; without a zone it is UTC.
     flavor
         Name or id of a flavor; without it the smallest that is enough.
     size
-        Size of its volume in GiB; without it as large as the backed up instance's, or as the data needs.
+        Size of its volume in GiB; without it as large as the other instance's, or as the data needs.
     """
     with databases(state) as api:
-        source = api.backup(backup)
+        if at is not None:
+            _from_moment(api, instance_or_trash(api, source), name, at, flavor, size, seconds)
+            return 0
+        backup = api.backup(source)
         wanted = {
-            "name": name,
-            "flavorRef": api.flavor(flavor, LEAST_MB),
-            "volume": {"size": size or volume_for(api, source)},
+            "volume": {"size": size or volume_for(api, backup)},
             "datastore": {
-                "type": source["datastore"]["type"],
-                "version": source["datastore"]["version_id"],
+                "type": backup["datastore"]["type"],
+                "version": backup["datastore"]["version_id"],
             },
-            "restorePoint": {"backupRef": source["id"]},
+            "restorePoint": {"backupRef": backup["id"]},
         }
-        made = api.ask("POST", "/instances", json={"instance": wanted})["instance"]
-        shown = until_healthy(api, made["id"], seconds)
-        who = login(api, shown, None, None)
-    print(connection(shown, *who))
+        _made(api, wanted, name, flavor, seconds)
     return 0
+
+
+@app.command
+def fork(
+    source: str,
+    name: str,
+    /,
+    *,
+    at: str | None = None,
+    flavor: str | None = None,
+    size: int | None = None,
+    seconds: Wait = 3600.0,
+    state: State = None,
+) -> int:
+    """Create an instance with the data of another one, as of its latest restorable moment; that one goes on.
+
+    Parameters
+    ----------
+    source
+        Name or id of an instance.
+    name
+        Name of the new instance.
+    at
+        Another moment, like 2026-11-30T12:00:00Z.
+    flavor
+        Name or id of a flavor; without it the smallest that is enough.
+    size
+        Size of its volume in GiB; without it as large as the other instance's.
+    """
+    with databases(state) as api:
+        found = instance_or_trash(api, source)
+        moment = at or extension(found).get("latest_restorable_time")
+        if moment is None:
+            raise CliError(
+                f"No moment of {source} can be restored yet: it needs a complete backup and the log after it."
+            )
+        _from_moment(api, found, name, moment, flavor, size, seconds)
+    return 0
+
+
+def _from_moment(
+    api: Databases, source: dict[str, Any], name: str, at: str, flavor: str | None, size: int | None,
+    seconds: float,
+) -> None:  # fmt: skip
+    wanted = {
+        "volume": {"size": size or int(source["volume"]["size"])},
+        "restorePoint": {"instance": source["id"], "time": at},
+    }
+    _made(api, wanted, name, flavor, seconds)
+
+
+def _made(
+    api: Databases, wanted: dict[str, Any], name: str, flavor: str | None, seconds: float
+) -> None:  # fmt: skip
+    """Ask for it, wait, and print the address."""
+    asked = {"name": name, "flavorRef": api.flavor(flavor, LEAST_MB), **wanted}
+    made = api.ask("POST", "/instances", json={"instance": asked})["instance"]
+    shown = until_healthy(api, made["id"], seconds)
+    print(connection(shown, *login(api, shown, None, None)))
 
 
 @app.command(name="list")

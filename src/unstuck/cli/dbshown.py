@@ -87,6 +87,14 @@ def _size_of_chain(api: Databases, source: dict[str, Any]) -> float:
     return size
 
 
+def instance_or_trash(api: Databases, name: str) -> dict[str, Any]:
+    """An instance by name or id; or a deleted one by its id."""
+    for item in api.all("instances", deleted="true"):
+        if item["id"] == name:
+            return item
+    return api.instance(name)
+
+
 def first_address(item: dict[str, Any]) -> str | None:
     for address in item.get("addresses") or ():
         return str(address["address"])

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from unstuck.blobs import archive as logs
 from unstuck.blobs import verify as checks
 from unstuck.blobs.chunks import prefix_of
 from unstuck.blobs.keyring import Keyring
@@ -17,9 +18,51 @@ from unstuck.control.backups import Unknown
 from unstuck.core.backup.control import Collect, Verify
 from unstuck.core.backup.data import Done, Present, Rotten, Verified
 from unstuck.runtime.lanes import LaneFull, Lanes, TookTooLong
+from unstuck.store.archive_work import Trim
 from unstuck.store.backup_work import Work, Written
 
 T = TypeVar("T")
+
+
+class ThreadedLogs:
+    """:class:`unstuck.control.archives.ArchiveBlobs` over the operator's stores."""
+
+    def __init__(self, stores: Stores, lanes: Lanes | None = None) -> None:
+        self._stores = stores
+        self._lanes = lanes or Lanes()
+
+    async def tries(self, trim: Trim, seconds: float) -> list[tuple[str, str]]:
+        return await self._run(trim, seconds, lambda objects: list(_tries(objects, trim.prefix)))
+
+    async def remove(self, trim: Trim, gone: set[tuple[str, str]], seconds: float) -> int:
+        def work(objects: Objects) -> int:
+            keys = [key for one in _tries(objects, trim.prefix).items() if one[0] in gone for key in one[1]]
+            # Its manifest first: what is half removed is no piece any more.
+            keys.sort(key=lambda key: not key.endswith(f"/{logs.NAME}"))
+            if keys:
+                objects.delete(keys)
+            return len(gone & _tries(objects, trim.prefix).keys()) if keys else 0
+
+        return await self._run(trim, seconds, work)
+
+    async def _run(self, trim: Trim, seconds: float, call: Callable[[Objects], T]) -> T:
+        try:
+            return await self._lanes.run(
+                trim.location, seconds, lambda: call(self._stores.objects(trim.location))
+            )
+        except BlobError as error:
+            raise Unknown(f"{error.problem}: {error.reason}") from error
+        except (LaneFull, TookTooLong) as error:
+            raise Unknown(str(error)) from error
+
+
+def _tries(objects: Objects, prefix: str) -> dict[tuple[str, str], list[str]]:
+    """Keys by (piece, try)."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in objects.list(prefix):
+        piece, _, rest = entry.key.removeprefix(f"{prefix}/").partition("/")
+        found.setdefault((piece, rest.partition("/")[0]), []).append(entry.key)
+    return found
 
 
 class ThreadedBlobs:

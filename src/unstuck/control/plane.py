@@ -26,7 +26,9 @@ from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.api.sockets import all_sockets
 from unstuck.api.upgraded import SETTINGS
 from unstuck.blobs.site import BackupSite
-from unstuck.control.backup_blobs import ThreadedBlobs
+from unstuck.control.archives import BASE_DELAY, TIMEOUT, ArchiveController
+from unstuck.control.archives import WAKE as ARCHIVES
+from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import WAKE as BACKUPS
 from unstuck.control.backups import BackupController
 from unstuck.control.collect import collect_forever, count_disputed
@@ -115,10 +117,17 @@ class ControlPlane:
             disputed_files=lambda: count_disputed(store, settings.state_dir),
         )  # fmt: skip
         self._backups: BackupController | None = None
+        self._archives: ArchiveController | None = None
         self._schedules: ScheduleController | None = None
         if site.found is not None:
             blobs = ThreadedBlobs(site.stores, site.found)
             self._backups = BackupController(port, store, blobs, self._notifier.wake, watch=self._metrics)
+            self._archives = ArchiveController(
+                port, store, ThreadedLogs(site.stores), self._notifier.wake, keyring=site.found,
+                places=site.stores.places, base_delay=base_seconds(os.environ.get(BASE_VARIABLE)),
+                timeout=archive_seconds(os.environ.get(ARCHIVE_VARIABLE)),
+                watch=self._metrics,
+            )  # fmt: skip
             self._schedules = ScheduleController(
                 port, store, site.found, site.stores.places, self._notifier.wake, watch=self._metrics
             )
@@ -138,13 +147,15 @@ class ControlPlane:
             "tick": self._controller.tick_forever(),
             "servers": self._controller.servers_forever(),
             "instances": self._instances.instances_forever(),
-            "wake": self._pass_wakes("control", WAKE, BACKUPS, SCHEDULES, VERIFICATIONS),
+            "wake": self._pass_wakes("control", WAKE, BACKUPS, ARCHIVES, SCHEDULES, VERIFICATIONS),
             "deaf": end_when_deaf(self._port, self._listener.getsockname()),
             "watchdog": service.watch(self._port),
             "collect": collect_forever(self._port, self._store, self._state_dir),
         }
         if self._backups is not None:
             works["backups"] = self._backups.run_forever()
+        if self._archives is not None:
+            works["archives"] = self._archives.run_forever()
         if self._schedules is not None:
             works["schedules"] = self._schedules.schedules.run_forever()
             works["verifications"] = self._verifications.loop.run_forever()
@@ -217,12 +228,32 @@ SCHEDULES_VARIABLE = "UNSTUCK_BACKUP_SCHEDULES"
 
 def trash_seconds(given: str | None) -> float:
     """How long deleted databases are kept. Raises :class:`StateError` for what is no number of seconds."""
+    return _seconds(TRASH_VARIABLE, given, TRASH)
+
+
+BASE_VARIABLE = "UNSTUCK_BASE_SECONDS"
+
+
+def base_seconds(given: str | None) -> float:
+    """How old a new database is when its first base is made by itself. Raises :class:`StateError`."""
+    return _seconds(BASE_VARIABLE, given, BASE_DELAY)
+
+
+ARCHIVE_VARIABLE = "UNSTUCK_ARCHIVE_SECONDS"
+
+
+def archive_seconds(given: str | None) -> int:
+    """After how long a part of a log leaves its guest that is not full. Raises :class:`StateError`."""
+    return max(1, round(min(_seconds(ARCHIVE_VARIABLE, given, TIMEOUT), 86400.0)))
+
+
+def _seconds(name: str, given: str | None, otherwise: float) -> float:
     try:
-        seconds = TRASH if given is None else float(given)
+        seconds = otherwise if given is None else float(given)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise StateError(f"{TRASH_VARIABLE}: {given!r} is not a number of seconds from 0 on")
+        raise StateError(f"{name}: {given!r} is not a number of seconds from 0 on")
     return seconds
 
 

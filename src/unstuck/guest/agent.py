@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, TypeVar, assert_never
 
 import msgspec
 import structlog
 
+from unstuck.core.archive.data import LogView
 from unstuck.core.instance.guest import Act, Decision, Do, Hold, Rest, plan_guest
 from unstuck.core.instance.guestwire import (
     PROTOCOL,
@@ -45,6 +47,7 @@ from unstuck.core.port import Port
 from unstuck.core.server.data import Thing, Trouble
 from unstuck.core.time import backoff
 from unstuck.guest import datastore as kinds
+from unstuck.guest.archive import Archive
 from unstuck.guest.backup import Backups
 from unstuck.guest.control import Away, GuestControl
 from unstuck.guest.datastore import Datastore, DatastoreError
@@ -70,7 +73,7 @@ class Agent:
 
     def __init__(
         self, port: Port, control: GuestControl, datastore: Datastore, start: str, threads: Threads,
-        version: str = "",
+        folder: Path, version: str = "",
     ) -> None:  # fmt: skip
         self._port = port
         self._control = control
@@ -88,11 +91,13 @@ class Agent:
         self._asked: dict[str, str] = {}
         self._threads = threads
         self._backups = Backups(port, control, datastore, threads)
+        self._archive = Archive(port, control, datastore, threads, folder)
         self._swept = False
 
     async def run(self) -> None:
         """Say hello, then work beside listening, telling and answering."""
         await self._greet()
+        await self._effect("guest.serve-log", lambda: self._datastore.serve_log(self._archive.keep))
         self._port.spawn("orders", self._listen())
         self._port.spawn("telling", self._tell_forever())
         self._port.spawn("backups", self._backups.run())
@@ -149,6 +154,9 @@ class Agent:
             self._failures = 0
             self._port.wake("look")
             self._port.wake("again")
+        if orders.want is not None:
+            # Before a backup begins: what follows it is to be kept.
+            self._archive.wanted(orders.want.archive)
         if orders.want is not None:  # a host that does not know yet ends no attempt
             self._backups.wanted(orders.want.backup)
         open_asks = {found.id for found in orders.asks}
@@ -297,10 +305,16 @@ class Agent:
                 volume_used_mb=look.used // MIB,
                 volume_size_mb=look.size // MIB,
                 facts=look.facts,
+                log=self._log_of(look),
                 configured=look.configured,
                 trouble=trouble,
             )
         )
+
+    def _log_of(self, look: kinds.Look) -> LogView | None:
+        if look.log is None:
+            return None
+        return msgspec.structs.replace(look.log, gap=self._archive.gap)
 
     def _show(self, view: DatabaseView) -> None:
         self._view = view
@@ -348,7 +362,7 @@ class Agent:
 
 def _work_of(want: DatabaseWant) -> DatabaseWant:
     """Without what has nothing to do with it: a backup that is offered makes no failed restore possible."""
-    return msgspec.structs.replace(want, backup=None, parameters={}, cidrs=(), superuser=False)
+    return msgspec.structs.replace(want, backup=None, archive=None, parameters={}, cidrs=(), superuser=False)
 
 
 def _why(error: OSError) -> str:

@@ -18,8 +18,11 @@ import structlog
 
 from unstuck.core.instance.guestwire import (
     Fetch,
+    FetchLog,
     Finish,
     Hello,
+    KeepChunk,
+    KeepEnd,
     Look,
     NotNow,
     Refused,
@@ -118,7 +121,7 @@ class Channel(Handler):
         match request:
             case Look():
                 return self._seconds + max(request.wait, 0.0)
-            case Store() | Finish() | Fetch():
+            case Store() | Finish() | Fetch() | FetchLog() | KeepChunk() | KeepEnd():
                 return self._bulk
             case _:
                 return self._seconds

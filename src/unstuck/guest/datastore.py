@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from unstuck.core.archive.data import LogView, Piece, Point
 from unstuck.core.backup.content import Content, Position
 from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
@@ -36,6 +38,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     facts: dict[str, str] = {}
     configured: Configured | None = None
+    log: LogView | None = None
+
+
+class LogSource(Protocol):
+    """The log that follows a backup, piece by piece, up to the point that is restored."""
+
+    names: tuple[str, ...]
+
+    async def get(self, name: str) -> bytes | None:
+        """A piece's data; None: it is not among them. Raises :class:`DatastoreError`."""
+        ...
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +102,10 @@ class Receiver(Protocol):
         """All was written: whether it is all that was backed up. Raises :class:`DatastoreError`."""
         ...
 
+    async def replay(self, log: LogSource, point: Point) -> None:
+        """What :meth:`prove` has to come to: the log behind the backup, up to this point."""
+        ...
+
     async def prove(self) -> None:
         """Whether a server comes up on it, with the right data at the right position."""
         ...
@@ -135,6 +152,18 @@ class Datastore(Protocol):
 
     async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Receiver:
         """Begin a restore; ``chain`` begins with the full backup. The volume has to have room for all."""
+        ...
+
+    async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
+        """From now on its log is kept by this, a piece by its name at a time: whether it may be forgotten."""
+        ...
+
+    async def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        """A piece of the log that can change no more, without its digest. Raises :class:`DatastoreError`."""
+        ...
+
+    async def log_waiting(self) -> int:
+        """MiB of the log that wait to be kept."""
         ...
 
     async def sweep(self, nonce: str | None) -> None:

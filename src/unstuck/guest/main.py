@@ -108,7 +108,7 @@ async def work(control: GuestControl | None, settings: Settings, tools: Tools) -
         works["channel"] = channel.run()
     port = AsyncPort(Barriers.from_environment(settings.run), {Superseded: EXIT_SUPERSEDED})
     datastore = DATASTORES[settings.datastore](settings, tools, port)
-    agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread)
+    agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread, settings.volume)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("guest agent starts", volume=str(settings.volume))

@@ -5,18 +5,22 @@ instance's data before all of it was checked, and what does not fit is never mad
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import structlog
 
-from unstuck.blobs.chunks import CHUNK_SIZE, Damaged, open_into
+from unstuck.blobs.chunks import CHUNK_SIZE, Damaged, open_chunk, open_into
 from unstuck.core.backup.chain import LONGEST, fault_of, size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guestwire import (
+    AskLog,
     AskRestore,
     Done,
     Fetch,
+    FetchLog,
+    Log,
+    LogPart,
     NotNow,
     Refused,
     Request,
@@ -64,6 +68,9 @@ async def restore(
             await port.effect("guest.unpack-next", functools.partial(receiver.begin, number))
             await run.fill(receiver, link, len(links) - number - 1)
         await port.effect("guest.unpacked", receiver.unpacked)
+        if want.origin.point is not None:
+            point, log_source = want.origin.point, await run.log()
+            await port.effect("guest.replay", lambda: receiver.replay(log_source, point))
         await port.effect("guest.prove", receiver.prove)
         await port.effect("guest.publish", receiver.publish)
     finally:
@@ -148,6 +155,50 @@ class _Restoring:
             wait = max(answer.seconds, backoff(tries, 0.5, 30.0))
             await self._port.pause(wait, self._key)
 
+    async def log(self) -> Source:
+        """The pieces that follow, by their names."""
+        parts: list[LogPart] = []
+        while True:
+            said = await self.say("guest.ask-log", AskLog(parts[-1].name if parts else ""))
+            if not isinstance(said, Log):
+                raise DatastoreError("the host answered with something else", REMEDY)
+            parts += said.parts
+            if not said.more or not said.parts:
+                break
+        self.total += sum(part.size for part in parts)
+        return Source(self, parts, said.identity)
+
+    async def piece(self, part: LogPart, identity: str) -> bytes:
+        """A piece of the log, checked all the way."""
+        plain = []
+        for chunk in part.chunks:
+            answer, sealed = await self._ask("guest.fetch-log", FetchLog(part.name, chunk.index))
+            if not isinstance(answer, Done):
+                raise damaged(f"the host has no part {chunk.index} of {part.name}")
+            try:
+                plain.append(
+                    await self._port.effect(
+                        "guest.open-log",
+                        functools.partial(self._threads, open_chunk, chunk, sealed, identity),
+                    )
+                )
+            except Damaged as error:
+                raise damaged(f"{part.name}: {error}") from error
+        return b"".join(plain)
+
+    def moved(self, size: int) -> None:
+        self._done += size
+        self._moved(self._done, self.total, "")
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        self._port.spawn("fetching", work)
+
+    async def wait(self) -> None:
+        await self._port.pause(1.0, f"{self._key}-log")
+
+    def wake(self) -> None:
+        self._port.wake(f"{self._key}-log")
+
     async def fill(self, receiver: Receiver, link: Restore, above: int) -> None:
         """Write all pieces of one backup in their order, while the next ones come."""
         self._next = self._written = self._packed = 0
@@ -205,3 +256,44 @@ class _Restoring:
 
     def _goes_on(self, turn: int) -> bool:
         return not self.over and self._error is None and turn == self._fetching
+
+
+class Source:
+    """Implements :class:`unstuck.guest.datastore.LogSource`: the next piece comes while one is replayed."""
+
+    def __init__(self, run: _Restoring, parts: list[LogPart], identity: str) -> None:
+        self._run = run
+        self._parts = {part.name: part for part in parts}
+        self._identity = identity
+        self.names = tuple(self._parts)
+        self._ahead: dict[str, bytes | DatastoreError] = {}
+        self._coming: set[str] = set()
+
+    async def get(self, name: str) -> bytes | None:
+        part = self._parts.get(name)
+        if part is None:
+            return None
+        self._begin(name)
+        while name in self._coming:
+            await self._run.wait()
+        found = self._ahead.pop(name)
+        if isinstance(found, DatastoreError):
+            raise found
+        self._run.moved(part.size)
+        later = self.names.index(name) + 1
+        if later < len(self.names):
+            self._begin(self.names[later])
+        return found
+
+    def _begin(self, name: str) -> None:
+        if name not in self._coming and name not in self._ahead:
+            self._coming.add(name)
+            self._run.beside(self._fetch(name))
+
+    async def _fetch(self, name: str) -> None:
+        try:
+            self._ahead[name] = await self._run.piece(self._parts[name], self._identity)
+        except DatastoreError as error:
+            self._ahead[name] = error
+        self._coming.discard(name)
+        self._run.wake()

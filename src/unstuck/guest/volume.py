@@ -18,7 +18,7 @@ from unstuck.core.server.data import Thing
 from unstuck.runtime.files import sweep_halves, sync_folder, write_whole
 
 FORMAT: Final = 1
-_KNOWN: Final = frozenset({"database", "making", "log", "lost+found"})
+_KNOWN: Final = frozenset({"database", "making", "log", "lost+found", "archive-gap.json"})
 
 
 class Marker(msgspec.Struct, frozen=True):

@@ -23,8 +23,10 @@ import structlog
 
 from unstuck.blobs.chunks import CHUNK_SIZE
 from unstuck.core.instance.guestwire import (
+    AskLog,
     AskRestore,
     Fetch,
+    FetchLog,
     Hello,
     NotNow,
     Refused,
@@ -145,7 +147,7 @@ class Session(Handler):
                 return
             self._arrived.discard(body.request)
             request = self._read(body.message)
-            room = LARGE_ANSWER if isinstance(request, Fetch | AskRestore) else 0
+            room = LARGE_ANSWER if isinstance(request, Fetch | FetchLog | AskRestore | AskLog) else 0
             with self._cancellable(request, body.request):
                 await self._channel.room.take(room)
                 try:

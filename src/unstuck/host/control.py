@@ -18,10 +18,15 @@ from unstuck.core.agents import (
 )
 from unstuck.core.instance.wire import (
     AskGrant,
+    AskLog,
+    BeginPiece,
+    BegunPiece,
     EndAttempt,
+    EndPiece,
     GuestRegister,
     GuestRegistered,
     GuestReport,
+    LogGrant,
     RenewAttempt,
     Renewed,
     RestoreGrant,
@@ -101,6 +106,12 @@ class DatabaseControl(Protocol):
     async def end(self, ask: EndAttempt) -> None: ...
 
     async def restore_grant(self, ask: AskGrant) -> RestoreGrant: ...
+
+    async def begin_piece(self, ask: BeginPiece) -> BegunPiece: ...
+
+    async def end_piece(self, ask: EndPiece) -> None: ...
+
+    async def log_grant(self, ask: AskLog) -> LogGrant: ...
 
     async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
         """Store an object of the attempt, as ``blobs.objects`` does: raises its errors as well."""

@@ -226,6 +226,10 @@ def check_view(view: DatabaseView) -> None:
     _check_words((view.generation, *view.facts), 64)
     _check_words(tuple(view.facts.values()), 256)
     _check_numbers(view.restart, view.volume_used_mb, view.volume_size_mb, view.done, view.total)
+    if view.log is not None:
+        gap = view.log.gap
+        _check_words((view.log.position, *(() if gap is None else (gap.archive_id, gap.name))), 128)
+        _check_numbers(view.log.timeline, view.log.waiting_mb)
     if view.trouble is not None:
         _check_words((view.trouble.code,), 64)
         _check_words((view.trouble.reason, view.trouble.remedy), 2000)

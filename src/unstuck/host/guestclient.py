@@ -12,10 +12,15 @@ from unstuck.blobs.objects import BlobError, Conflict, Problem
 from unstuck.core.agents import Answer
 from unstuck.core.instance.wire import (
     AskGrant,
+    AskLog,
+    BeginPiece,
+    BegunPiece,
     EndAttempt,
+    EndPiece,
     GuestRegister,
     GuestRegistered,
     GuestReport,
+    LogGrant,
     RenewAttempt,
     Renewed,
     RestoreGrant,
@@ -61,6 +66,15 @@ class HttpDatabase:
 
     async def restore_grant(self, ask: AskGrant) -> RestoreGrant:
         return await self._ask("restores/grant", RestoreGrant, ask)
+
+    async def begin_piece(self, ask: BeginPiece) -> BegunPiece:
+        return await self._ask("archives/begin", BegunPiece, ask)
+
+    async def end_piece(self, ask: EndPiece) -> None:
+        await self._send("POST", "archives/end", msgspec.json.encode(ask))
+
+    async def log_grant(self, ask: AskLog) -> LogGrant:
+        return await self._ask("restores/log", LogGrant, ask)
 
     async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
         await self._send("PUT", _object(who, key, nonce=nonce), data, OBJECT)

@@ -22,13 +22,18 @@ from unstuck.core.agents import Answer, Ask
 from unstuck.core.instance.guestwire import (
     PROTOCOL,
     Answered,
+    AskLog,
     AskRestore,
     Done,
     Fetch,
+    FetchLog,
     Finish,
     GiveUp,
     GuestAsk,
     Hello,
+    Keep,
+    KeepChunk,
+    KeepEnd,
     Look,
     NotNow,
     Orders,
@@ -45,6 +50,7 @@ from unstuck.core.instance.wire import GuestRegister, GuestReport, Place
 from unstuck.core.port import Port
 from unstuck.core.server.data import Machine, Want
 from unstuck.core.time import backoff
+from unstuck.host.archives import Archives
 from unstuck.host.attempts import Attempts
 from unstuck.host.control import DatabaseControl, Declined, Refused, Unreachable
 from unstuck.host.driver import DriverError
@@ -80,6 +86,7 @@ class Held:
         self.guest = guest
         self.attempts = Attempts(desk, guest, signer)
         self.restores = Restores(desk, guest)
+        self.archives = Archives(desk, guest, signer)
         self.channel: Ending | None = None
 
 
@@ -126,6 +133,7 @@ class GuestService:
         held.guest.version = version_of(want)
         if want.database.data_recorded:
             held.restores.forget()
+            held.archives.forget()
         self._port.wake(_look(want.server_id))
         self._port.wake(_report(want.server_id))
 
@@ -193,7 +201,9 @@ class GuestService:
         if incarnation != held.guest.incarnation:
             return No("superseded", "a newer process of the agent has come"), b""
         self._hear(held.guest)
-        if not isinstance(request, Store | Fetch) and not held.guest.bucket.take(self._port.clock()):
+        if not isinstance(request, Store | Fetch | KeepChunk | FetchLog) and not held.guest.bucket.take(
+            self._port.clock()
+        ):
             return NotNow(Problem.UNREACHABLE, "too many requests", 1.0), b""
         try:
             return await self._answer(held, request, blob)
@@ -222,6 +232,16 @@ class GuestService:
                 return await held.restores.ask(request), b""
             case Fetch():
                 return await held.restores.fetch(request)
+            case Keep():
+                return await held.archives.keep(request), b""
+            case KeepChunk():
+                return await held.archives.chunk(request, blob), b""
+            case KeepEnd():
+                return await held.archives.end(request), b""
+            case AskLog():
+                return await held.archives.log(request), b""
+            case FetchLog():
+                return await held.archives.fetch(request)
             case Hello():
                 return No("invalid", "a hello begins a session of its own"), b""
             case _ as never:

@@ -18,7 +18,8 @@ from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.sim import parameters
-from unstuck.sim.datastore import rows_in
+from unstuck.sim.archive_invariants import ArchiveTruth
+from unstuck.sim.datastore import row_of, rows_in
 from unstuck.sim.invariants import Truth
 from unstuck.sim.schedule_scenarios import overdue_ticks
 from unstuck.store.backup_chain import chain_of
@@ -106,6 +107,7 @@ class DatabaseTruth:
     def __init__(self, world: Databases, truth: Truth) -> None:
         self._world = world
         self._truth = truth
+        self.archives = ArchiveTruth(world, self)
         self.timelines: dict[int, list[str]] = {}
         """All rows that were ever written, by the history that they belong to."""
         self.recorded: set[str] = set()
@@ -151,6 +153,8 @@ class DatabaseTruth:
         self._acts[server_id] = self._world.store.read(_lease_now)
 
     def object_written(self, key: str) -> None:
+        if key.startswith("archives/"):
+            return
         if key.endswith(manifests.NAME):
             self._manifests[key] = self._world.engine.now
         self._world.store.read(self._written, key)
@@ -174,6 +178,9 @@ class DatabaseTruth:
             self.fail(f"late object: {key} was written {now - over:.0f} s after its attempt was over")
 
     def object_removed(self, key: str) -> None:
+        if key.startswith("archives/"):
+            self._world.store.read(self.archives.removing, key)
+            return
         self._world.store.read(self._removed, key)
 
     def _removed(self, tx: Tx, key: str) -> None:
@@ -209,9 +216,12 @@ class DatabaseTruth:
             self.fail(f"empty again: the recorded data of {row.id} was made again, empty")
 
     def restored(self, inside: Inside, want: DatabaseWant, content: Content, rows: list[str]) -> None:
-        """A restored instance has exactly the rows at its backup's position."""
+        """A restored instance has exactly the rows at its backup's position, or at its point in time."""
+        if want.origin.point is not None:
+            self.archives.restored(want, rows)
+            return
         timeline = int(content.system_identifier.partition("-")[2])
-        true = self.timelines.get(timeline, [])[: int(content.stop.lsn)]
+        true = self.timelines.get(timeline, [])[: row_of(content.stop)]
         if rows != true:
             self.fail(f"restored other rows: {want.instance_id} has {len(rows)}, and {len(true)} were there")
 
@@ -314,7 +324,7 @@ class DatabaseTruth:
             except Damaged as error:
                 return str(error)
         kept = rows_in(plain)
-        if list(kept.rows) != self.timelines[kept.timeline][kept.since : int(manifest.stop.lsn)]:
+        if list(kept.rows) != self.timelines[kept.timeline][kept.since : row_of(manifest.stop)]:
             return "its rows are not those at its position"
         return self._flaw_above(tx, row, manifest, kept.since)
 
@@ -327,7 +337,7 @@ class DatabaseTruth:
         above = load_backup(tx, row.parent_id)
         if above is None or manifest.parent != Parent(above.id, above.digest or ""):
             return "its parent is another one"
-        if manifest.start.lsn != str(since):
+        if row_of(manifest.start) != since:
             return "it does not go on where its parent ends"
         flaw = None if above.id in self._world.damaged else self._flaw(tx, above)
         return None if flaw is None else f"its parent {above.id} cannot be restored: {flaw}"
@@ -337,6 +347,8 @@ class DatabaseTruth:
     def audit(self, tx: Tx, up_since: float | None) -> None:
         """Nothing is shown that no fact supports, and nothing is overdue."""
         clock = tx.now
+        if self._world.archiving:
+            self.archives.audit(tx)
         for row in _INSTANCES.all(tx):
             loaded = load_instance(tx, row.id)
             assert loaded is not None
@@ -403,7 +415,9 @@ class DatabaseTruth:
             kept |= self._late
         if self.set_back:  # what the store does not know is reported, and removed by nobody
             return wrong
-        stray = sorted({key.rpartition("/")[0] for key in self._world.blobs.objects} - kept)
+        stray = sorted(
+            {key.rpartition("/")[0] for key in self._world.blobs.objects if key.startswith("backups/")} - kept
+        )
         wrong += [f"orphan objects below {prefix}" for prefix in stray]
         return wrong
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from unstuck.core.backup.data import Phase
+from unstuck.sim.archive_scenarios import ARCHIVE_SCENARIOS
 from unstuck.sim.blobs import DIRECT, Mode
 from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
@@ -654,6 +655,7 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         volume_full_during_the_backup,
         guest_paused_during_the_backup,
         volume_lost,
+        *ARCHIVE_SCENARIOS.values(),
         lives_of_databases,
         agent_of_another_version,
         parameters_change,

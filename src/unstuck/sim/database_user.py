@@ -21,6 +21,7 @@ from unstuck.sim.blobs import Mode, damage
 from unstuck.sim.databases import Databases
 from unstuck.sim.user import SimUser
 from unstuck.store import asks, backups, configurations, instance_asks, instances, server_actions
+from unstuck.store.archive_moments import moments
 from unstuck.store.backup_rows import BackupRow, load_backup
 from unstuck.store.backups import NewBackup
 from unstuck.store.engine import Tx
@@ -117,11 +118,13 @@ class DatabaseUser(SimUser):
                 return None
             await self.wait(2.0)
 
-    async def create_db(self, name: str, *, backup: str | None = None) -> None:
+    async def create_db(
+        self, name: str, *, backup: str | None = None, of: str | None = None, at: float | None = None
+    ) -> None:  # fmt: skip
         asked = AskedInstance(
-            name=name, flavor_id="small", volume_gb=1, backup_id=backup,
-            databases=() if backup else (WantedDatabase("shop"),),
-            users=() if backup else (WantedUser("anna", "SCRAM-SHA-256$verifier", ("shop",)),),
+            name=name, flavor_id="small", volume_gb=1, backup_id=backup, point_of=of, at=at,
+            databases=() if backup or of else (WantedDatabase("shop"),),
+            users=() if backup or of else (WantedUser("anna", "SCRAM-SHA-256$verifier", ("shop",)),),
         )  # fmt: skip
         ids = NewIds(name, f"server-{name}", f"port-{name}", f"data-{name}")
         await self._db("create-instance", instances.create_instance, asked, ids, self._caller())
@@ -311,6 +314,7 @@ class DatabaseUser(SimUser):
                 if volume is not None and live and not volume.full:
                     row = f"{name}-{len(rows)}"
                     volume.rows.append(row)
+                    self._world.truth.archives.row_written(volume.timeline, len(volume.rows))
                     rows.append(row)
                     break
                 await self.wait(1.0)
@@ -494,6 +498,38 @@ class DatabaseUser(SimUser):
             volume.full = full
         if full and inside is not None and inside.server is ServerState.UP:
             inside.crash_server()
+
+    def archive(self) -> None:
+        """From now on logs are kept."""
+        self._world.archiving = True
+
+    def wall(self) -> float:
+        """The store's clock."""
+        return self._run.store.read(lambda tx: tx.now.wall)
+
+    async def moment(self, name: str, at: float) -> None:
+        """Until this moment can be restored."""
+        began = self._run.engine.now
+        while self._run.engine.now < began + READY:
+            windows = self._run.store.read(moments, name).windows
+            if any(one.earliest <= at <= one.latest for one in windows):
+                return
+            await self.wait(2.0)
+        self.fail(f"{name} cannot be restored to {at:.1f} in time: {self._run.store.read(moments, name)}")
+
+    def claims(self, name: str, at: float) -> bool:
+        """Whether this moment is said to be restorable."""
+        windows = self._run.store.read(moments, name).windows
+        return any(one.earliest <= at <= one.latest for one in windows)
+
+    async def no_archive(self) -> None:
+        """Until nothing is left of any."""
+        began = self._run.engine.now
+        while any(key.startswith("archives/") for key in self._world.blobs.objects):
+            if self._run.engine.now > began + 2 * 3600.0:
+                self.fail("an instance is gone, and its archive is not")
+                return
+            await self.wait(30.0)
 
     async def lose_volume(self, name: str) -> None:
         """The volume that is there is another one, and empty; the guest is started anew."""

@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from unstuck.blobs import keys
 from unstuck.blobs.keyring import FORMAT, CloudKeys, Keyring
 from unstuck.blobs.objects import sha256
-from unstuck.control.backup_blobs import ThreadedBlobs
+from unstuck.control.archives import ArchiveController
+from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import BackupController
 from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.schedules import ScheduleController
@@ -126,6 +127,8 @@ class Databases:
         """For what is really kept in files: a host's ledgers of attempts."""
         self.damaged: set[str] = set()
         """Backups that somebody has spoiled since they were complete."""
+        self.archiving = False
+        """Logs are kept, and bases make themselves."""
         self.patient = False
         """Also what only waits for late uploads is waited for."""
         self.user: DatabaseUser
@@ -150,6 +153,11 @@ class Databases:
         backups = BackupController(process.port, store, blobs, notify, tick=TICK)
         process.spawn("instances", instances.instances_forever())
         process.spawn("backups", backups.run_forever())
+        logs = ArchiveController(
+            process.port, store, ThreadedLogs(self.stores, SimLanes(self.blobs)), notify,
+            keyring=self.keyring, places=self.stores.places, base_delay=10.0, tick=TICK,
+        )  # fmt: skip
+        process.spawn("archives", self._archives_forever(process, logs))
         if self._run.scenario in VERIFY_SCENARIOS:
             verifications = VerificationController(process.port, store, notify, tick=TICK)
             process.spawn("verifications", verifications.loop.run_forever())
@@ -160,6 +168,12 @@ class Databases:
             )
             process.spawn("schedules", schedules.schedules.run_forever())
             process.spawn("retention", schedules.retention.run_forever())
+
+    async def _archives_forever(self, process: Process, logs: ArchiveController) -> None:
+        """Only where a scenario is about it: elsewhere a backup that nobody asked for would be in the way."""
+        while not self.archiving:
+            await process.port.pause(5.0, "archiving")
+        await logs.run_forever()
 
     def serve(self, process: Process, agent: Agent, host: SimHost) -> None:
         """The service for the guests' agents, in the process of the host's agent."""
@@ -255,6 +269,12 @@ class Databases:
             return
         inside.keep()
         inside.stand_still(still=guest.state != "running")
+
+    def gap_folder(self, inside: Inside) -> Path:
+        """Where a guest's volume is, as far as it has files."""
+        found = self.folder / f"volume-{inside.server_id}-{id(inside.volume)}"
+        found.mkdir(exist_ok=True)
+        return found
 
     def inside_of(self, server_id: str) -> Inside | None:
         return next((found for key, found in self.insides.items() if key[1] == server_id), None)

@@ -3,10 +3,12 @@ that die with the agent. What a backup consists of is real (pieces, keys, manife
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from unstuck.core.archive.data import LogView, Piece, Point
 from unstuck.core.backup.content import Content, Position
 from unstuck.core.backup.content import Datastore as Source
 from unstuck.core.backup.data import Phase
@@ -30,7 +32,7 @@ from unstuck.core.instance.trial import Trial
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
-from unstuck.guest.datastore import Copied, DatastoreError, Look
+from unstuck.guest.datastore import Copied, DatastoreError, LogSource, Look
 from unstuck.sim import parameters
 from unstuck.sim.engine import NoReply, Reply, sleep
 from unstuck.sim.verify_scenarios import WRONG
@@ -61,6 +63,9 @@ class Volume(msgspec.Struct):
     config: str = ""
     trial: Trial = Trial()
     half: bool = False
+    cuts: list[int] = []
+    archived: int = 0
+    """Pieces of the log end here; up to here it may be forgotten."""
     full: bool = False
 
 
@@ -70,6 +75,15 @@ class Kept(msgspec.Struct, frozen=True):
     timeline: int
     rows: tuple[str, ...]
     since: int = 0
+
+
+def place(timeline: int, rows: int) -> Position:
+    """In the form of PostgreSQL's positions: the log counts rows."""
+    return Position(timeline, f"0/{rows:X}")
+
+
+def row_of(position: Position) -> int:
+    return int(position.lsn.partition("/")[2], 16)
 
 
 def rows_in(plain: bytes) -> Kept:
@@ -83,7 +97,7 @@ class SimCopy:
     def __init__(self, inside: Inside, nonce: str, parent: Content | None) -> None:
         self._inside = inside
         self._nonce = nonce
-        self._since = 0 if parent is None else int(parent.stop.lsn)
+        self._since = 0 if parent is None else row_of(parent.stop)
         self._over = Reply(inside.engine)
         self._phase = Phase.STARTING
         self._number = 0
@@ -133,7 +147,7 @@ class SimCopy:
         timeline = self._inside.volume.timeline
         return Copied(
             datastore=Source("postgresql", "15", "15.14"), system_identifier=f"{_SYSTEM}{timeline}",
-            start=Position(timeline, str(self._start)), stop=Position(timeline, str(self._stop)),
+            start=place(timeline, self._start), stop=place(timeline, self._stop),
             content=self._content,
         )  # fmt: skip
 
@@ -159,6 +173,8 @@ class SimReceiver:
         self._number = 0
         self._plain = b""
         self._rows: list[str] = []
+        self._log: LogSource | None = None
+        self._point: Point | None = None
 
     async def begin(self, number: int) -> None:
         if number:
@@ -190,10 +206,29 @@ class SimReceiver:
             raise _damaged("it does not go on where its parent ends")
         self._rows += kept.rows
 
+    async def replay(self, log: LogSource, point: Point) -> None:
+        self._log, self._point = log, point
+
     async def prove(self) -> None:
         await sleep(START_SECONDS)
-        if len(self._rows) != int(self._chain[-1].stop.lsn):
+        if len(self._rows) != row_of(self._chain[-1].stop):
             raise _damaged("its server does not reach the position")
+        if self._log is not None and self._point is not None:
+            await self._replay(self._log, self._point)
+
+    async def _replay(self, log: LogSource, point: Point) -> None:
+        for name in log.names:
+            data = await log.get(name)
+            assert data is not None
+            first = int(name[7:])
+            rows: list[str] = msgspec.json.decode(data)
+            if first > len(self._rows):
+                raise _damaged("a piece of its log is missing")
+            self._rows[first:] = rows
+        end = int(point.position, 16)
+        if len(self._rows) < end:
+            raise _damaged("its log ends before the point")
+        del self._rows[end:]
 
     async def publish(self) -> None:
         inside, volume = self._inside, self._inside.volume
@@ -236,11 +271,16 @@ class SimDatastore:
             data=data, server=inside.server, foreign=foreign, restart=inside.restart, applied=volume.applied,
             config=Config.CURRENT if current else Config.OLD, starts=inside.failed,
         )  # fmt: skip
+        log = None
+        if inside.server is ServerState.UP:
+            position = f"{len(volume.rows):016X}"
+            log = LogView(timeline=volume.timeline, position=position, waiting_mb=0)
         return Look(
             sight=sight,
             used=len(volume.rows),
             size=1 << 30,
             facts={"timeline": str(volume.timeline)},
+            log=log,
             configured=None if want is None else parameters.look(inside, want),
         )
 
@@ -330,6 +370,15 @@ class SimDatastore:
 
     async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> SimReceiver:
         return SimReceiver(self._inside, want, chain)
+
+    async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
+        self._inside.keep_log = keep
+
+    async def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        return self._inside.log_piece(name)
+
+    async def log_waiting(self) -> int:
+        return self._inside.log_waiting()
 
     async def sweep(self, nonce: str | None) -> None:
         self._inside.slots &= {nonce}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from unstuck.core.archive.data import Piece
 from unstuck.core.backup.data import Phase
 from unstuck.core.instance.guestwire import (
     Done,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+ARCHIVE_SECONDS: Final = 10.0
+ROW_MB: Final = 64
 ANSWER: Final = 30.0
 """As in ``guest/channel.py``: seconds for an answer, for large ones, and for that to a hello."""
 BULK: Final = 300.0
@@ -78,6 +81,7 @@ class Inside:
         self.tools: list[SimCopy] = []
         self.slots: set[str] = set()
         self.agent: Process | None = None
+        self.keep_log: Callable[[str], Awaitable[bool]] | None = None
         self.down_since: float | None = world.engine.now
         """Since when the server does not answer."""
         self._pause = FIRST
@@ -110,8 +114,12 @@ class Inside:
         process = self.agent = self.engine.process(f"guest-{self.server_id}")
         self._started = self.engine.now
         line = Line(self, process)
-        agent = Agent(process.port, line, SimDatastore(self), line.start, compute)
+        agent = Agent(
+            process.port, line, SimDatastore(self), line.start, compute, self.world.gap_folder(self)
+        )
+        self.keep_log = None
         process.spawn("main", agent.run())
+        process.spawn("archiver", self._archive_forever(process))
 
     def keep(self) -> None:
         """The agent has ended: what hung on it ends, and it is started again."""
@@ -127,6 +135,36 @@ class Inside:
         lasted = self.engine.now - self._started >= LASTED
         self._pause = FIRST if lasted else min(self._pause * 2, MOST)
         self.engine.at(self._pause, self.boot)
+
+    # --- its log
+
+    async def _archive_forever(self, process: Process) -> None:
+        """The server's own archiver: one piece after the other, the same one until it may be forgotten."""
+        while True:
+            await process.port.pause(ARCHIVE_SECONDS, "archiver")
+            keep, volume = self.keep_log, self.volume
+            if keep is None or self.server is not ServerState.UP or self.dead or volume.timeline == 0:
+                continue
+            if volume.archived == max(volume.cuts, default=0) and len(volume.rows) > volume.archived:
+                volume.cuts.append(len(volume.rows))
+            while (cut := min((one for one in volume.cuts if one > volume.archived), default=0)) > 0:
+                if not await keep(f"{volume.timeline:06d}-{volume.archived:08d}"):
+                    break
+                volume.archived = cut
+
+    def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        timeline, start = int(name[:6]), int(name[7:])
+        stop = min(cut for cut in self.volume.cuts if cut > start)
+        data = msgspec.json.encode(self.volume.rows[start:stop])
+        places = (f"{start:016X}", f"{stop:016X}")
+        piece = Piece(
+            name=name, timeline=timeline, start=places[0], stop=places[1], size=len(data), digest=""
+        )
+        return piece, data
+
+    def log_waiting(self) -> int:
+        """MiB, so to speak: a row has many."""
+        return (len(self.volume.rows) - self.volume.archived) * ROW_MB
 
     def stand_still(self, *, still: bool) -> None:
         """Everything in a paused guest stands still, the agent too."""
@@ -175,7 +213,10 @@ class Inside:
     def new_timeline(self, rows: list[str]) -> None:
         self.volume.timeline = self.world.next_timeline()
         self.volume.rows = rows
+        self.volume.archived = len(rows)
+        self.volume.cuts = []
         self.world.truth.timelines[self.volume.timeline] = rows
+        self.world.truth.archives.history_begins(self.volume.timeline, self.server_id, len(rows))
 
 
 class Line:

@@ -15,10 +15,15 @@ from unstuck.core.backup.data import Phase
 from unstuck.core.errors import Refused as ApiRefused
 from unstuck.core.instance.wire import (
     AskGrant,
+    AskLog,
+    BeginPiece,
+    BegunPiece,
     EndAttempt,
+    EndPiece,
     GuestRegister,
     GuestRegistered,
     GuestReport,
+    LogGrant,
     RenewAttempt,
     Renewed,
     RestoreGrant,
@@ -30,7 +35,7 @@ from unstuck.host.control import Behind, Declined, Refused, Superseded, Unreacha
 from unstuck.host.guestcalls import SUPERSEDED
 from unstuck.sim.blobs import DEADLINE, place_of
 from unstuck.sim.engine import NoReply
-from unstuck.store import agents, backup_attempts, generation
+from unstuck.store import agents, archive_pieces, backup_attempts, generation
 from unstuck.store.engine import Tx
 from unstuck.store.instance_guests import GuestSuperseded, guest_register, guest_report
 
@@ -116,7 +121,40 @@ class SimDatabaseControl:
         place = place_of(self._world.stores.remote(found.location))
         return RestoreGrant(found.id, prefix, content, granted.identity, place, granted.parents)
 
+    async def begin_piece(self, ask: BeginPiece) -> BegunPiece:
+        granted = self._call(archive_pieces.begin_piece, ask, self._world.keyring)
+        if granted.diverged:
+            self._world.wake("control", f"host:{self._host_id}")
+        if granted.known or granted.diverged:
+            return BegunPiece(granted.known, granted.diverged)
+        place = place_of(self._world.stores.remote(granted.location))
+        return BegunPiece(kept=granted.kept, certificate=granted.certificate, place=place)
+
+    async def end_piece(self, ask: EndPiece) -> None:
+        self._call(archive_pieces.end_piece, ask)
+
+    async def log_grant(self, ask: AskLog) -> LogGrant:
+        page = self._call(archive_pieces.grant_log, ask, self._world.keyring)
+        place = place_of(self._world.stores.remote(page.location))
+        return LogGrant(page.identity, page.parts, page.more, place)
+
+    async def _put_log(self, who: Who, nonce: str, key: str, data: bytes) -> None:
+        folder = key.rpartition("/")[0]
+        prefix, piece, tag = folder.rsplit("/", 2)
+        if tag != nonce:
+            raise Declined("the nonce is not the one in the object's key")
+
+        def check() -> str:
+            return self._call(archive_pieces.may_keep, who, prefix, piece, tag)
+
+        check()
+        location = check()
+        await self._at_store(location, lambda objects: objects.put_new(key, data))
+
     async def put_object(self, who: Who, nonce: str, key: str, data: bytes) -> None:
+        if key.startswith("archives/"):
+            await self._put_log(who, nonce, key, data)
+            return
         backup_id, attempt, name = _parts(key, nonce)
 
         def check() -> str:
@@ -128,6 +166,11 @@ class SimDatabaseControl:
         await self._at_store(location, lambda objects: objects.put_new(target, data))
 
     async def get_object(self, who: Who, key: str) -> bytes | None:
+        if key.startswith("archives/"):
+            folder = key.rpartition("/")[0]
+            name = folder.split("/")[-2]
+            location = self._call(archive_pieces.may_read_log, who, folder, name)
+            return await self._at_store(location, lambda objects: objects.get(key))
         chain = self._call(backup_attempts.may_read, who)
         found = next((row for row in chain if row.prefix == key.rpartition("/")[0]), None)
         if found is None:

@@ -20,6 +20,7 @@ from unstuck.core.backup.control import stop_wanted
 from unstuck.core.backup.data import Ending, Phase
 from unstuck.core.instance.wire import EndAttempt, RenewAttempt, TakeAttempt, Who
 from unstuck.store.agents import Stale, check_incarnation
+from unstuck.store.archives import note_archive
 from unstuck.store.backup_chain import CannotBeRestored, chain_of, parent_named
 from unstuck.store.backup_rows import BackupRow, load_backup, write_backup
 from unstuck.store.cloud_keys import project_key
@@ -64,7 +65,7 @@ class Grant(msgspec.Struct, frozen=True):
     location: str
 
 
-def _instance(tx: Tx, host_id: str, who: Who, *, hold: bool) -> Any:
+def held_instance(tx: Tx, host_id: str, who: Who, *, hold: bool) -> Any:
     """The instance in the server that the host certainly holds. Raises Superseded and Stale."""
     check_incarnation(tx, host_id, who.incarnation, hold=hold)
     if hold and tx.postgresql:
@@ -79,7 +80,7 @@ def _instance(tx: Tx, host_id: str, who: Who, *, hold: bool) -> Any:
 
 def _guests_backup(tx: Tx, host_id: str, who: Who, backup_id: str, *, hold: bool) -> tuple[Any, BackupRow]:
     """The backup of the instance whose present agent it is that speaks."""
-    instance = _instance(tx, host_id, who, hold=hold)
+    instance = held_instance(tx, host_id, who, hold=hold)
     if who.guest < 1 or who.guest != instance.guest:
         raise Stale(f"incarnation {who.guest} of the instance's agent is not its present one")
     found = load_backup(tx, backup_id, lock=hold)
@@ -99,6 +100,7 @@ def take_attempt(tx: Tx, host_id: str, ask: TakeAttempt, keyring: Keyring) -> Gr
     except change.Late as late:
         raise Stale(str(late)) from late
     write_backup(tx, held, backup, keep_lease=True)
+    note_archive(tx, held.id, held.instance_id)
     mine = sa.and_(backup_attempts.c.backup_id == held.id, backup_attempts.c.attempt == backup.attempt.number)
     taken = sa.func.coalesce(backup_attempts.c.taken_wall, tx.now.wall)
     tx.execute(sa.update(backup_attempts).where(mine).values(taken_wall=taken, host_id=host_id))
@@ -148,7 +150,7 @@ def end_attempt(tx: Tx, host_id: str, ask: EndAttempt) -> None:
 
 def may_write(tx: Tx, host_id: str, who: Who, backup_id: str, attempt: int, nonce: str) -> str:
     """Where an object of this attempt goes, if it lives and the host runs it: a store's name."""
-    instance = _instance(tx, host_id, who, hold=False)
+    instance = held_instance(tx, host_id, who, hold=False)
     found = load_backup(tx, backup_id)
     if found is None or found.instance_id != instance.id:
         raise Stale(f"backup {backup_id} is not one of this instance")
@@ -167,7 +169,7 @@ def may_read(tx: Tx, host_id: str, who: Who) -> list[BackupRow]:
 
     Raises Stale.
     """
-    instance = _instance(tx, host_id, who, hold=False)
+    instance = held_instance(tx, host_id, who, hold=False)
     if instance.restores is None or instance.data_recorded:
         raise Stale("this instance restores nothing (any more)")
     found = load_backup(tx, instance.restores)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
 from unstuck.core.backup import change
 from unstuck.core.backup.control import stop_wanted
-from unstuck.core.backup.data import Attempt, Backup, Ending
+from unstuck.core.backup.data import Attempt, Backup, Ending, Phase
 from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
@@ -34,6 +34,9 @@ from unstuck.store.cloud_keys import ensure_project_key
 from unstuck.store.engine import Tx
 from unstuck.store.schema.database import backup_attempts, backup_strategies, backups, instances
 from unstuck.store.tx import in_turn
+
+BASE: Final = "base:"
+"""``made_by`` of what makes itself, so that moments can be restored, begins like this."""
 
 
 class NewBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +80,10 @@ def create_backup(
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
     _check_quota(tx, owner, new.made_by)
-    live = load_live(tx, new.instance_id)
+    live = load_live(tx, new.instance_id, lock=True)
     if live is not None:
+        if _does_as_well(tx, live, new, places):
+            return msgspec.structs.replace(_taken_over(tx, live, new), host_id=host_id)
         raise Conflict(_under_way(live))
     parent = parent_of(
         tx, instance, parent_id=new.parent_id, incremental=new.incremental, project_id=project_id
@@ -97,8 +102,9 @@ def create_backup(
             description=new.description, parent_id=None if parent is None else parent.id,
             generation=instance.generation, retry_of=new.retry_of,
             made_by=new.made_by, made_key=new.made_key,
-            location=_location(tx, owner, new, places), created=now.lease, created_wall=now.wall,
-            updated_wall=now.wall, facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
+            location=location_of(tx, owner, new.instance_id, new.location, places), created=now.lease,
+            created_wall=now.wall, updated_wall=now.wall,
+            facts=msgspec.json.encode(facts).decode(), ended=None, deleted=False,
             removed=False, recipient=key.recipient, key=key.wrapped,
             recipients=msgspec.json.encode(key.recipients).decode(), since=now.lease, settled=False,
             next_look=now.lease + found.claim,
@@ -108,6 +114,31 @@ def create_backup(
     made = load_backup(tx, new.id)
     assert made is not None
     return msgspec.structs.replace(write_backup(tx, made, made.backup), host_id=host_id)
+
+
+def _does_as_well(tx: Tx, live: BackupRow, new: NewBackup, places: Places) -> bool:
+    """Whether a base that makes itself is what somebody asks for just now: it has not come to its end yet, so
+    it will hold all that is there now."""
+    backup, claimed = live.backup, live.backup.attempt.claimed
+    on_its_way = backup.verify_since is None and backup.attempt.report is None
+    early = claimed is None or claimed.phase in (Phase.STARTING, Phase.COPYING)
+    if not live.made_by.startswith(BASE) or new.made_by != USER or not (on_its_way and early):
+        return False
+    if stop_wanted(backup) is not None or new.parent_id is not None or new.limits is not None:
+        return False
+    return location_of(tx, live.project_id, live.instance_id, new.location, places) == live.location
+
+
+def _taken_over(tx: Tx, live: BackupRow, new: NewBackup) -> BackupRow:
+    """From now on it is the one that was asked for."""
+    tx.execute(
+        sa.update(backups)
+        .where(backups.c.id == live.id)
+        .values(name=new.name, description=new.description, made_by=new.made_by, retry_of=new.retry_of)
+    )
+    found = load_backup(tx, live.id)
+    assert found is not None
+    return found
 
 
 def add_attempt(tx: Tx, backup_id: str, number: int, nonce: str) -> None:
@@ -158,16 +189,15 @@ def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
         raise TooLarge(f"Quota exceeded for {what}: the project has {most} of {most}; delete some first.")
 
 
-def _location(tx: Tx, project_id: str, new: NewBackup, places: Places) -> str:
+def location_of(tx: Tx, project_id: str, instance_id: str, wanted: str | None, places: Places) -> str:
     """As the request says; else the instance's strategy, the project's, the operator's default."""
-    wanted = new.location
     if wanted is None:
         query = sa.select(backup_strategies.c.instance_id, backup_strategies.c.container).where(
             backup_strategies.c.project_id == project_id,
-            backup_strategies.c.instance_id.in_([new.instance_id, ""]),
+            backup_strategies.c.instance_id.in_([instance_id, ""]),
         )
         found = {row.instance_id: row.container for row in tx.execute(query)}
-        wanted = found.get(new.instance_id, found.get("", places.default))
+        wanted = found.get(instance_id, found.get("", places.default))
     if wanted not in places.names:
         known = ", ".join(places.names)
         raise Invalid(f"swift_container: no store of backups is called {wanted!r}; there are: {known}.")

@@ -16,6 +16,7 @@ from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 from unstuck.core.server.data import Access, BootImage, Flavor, ImageRole, Nic, Spec
 from unstuck.core.server.names import hostname_of
 from unstuck.store import database_quotas, datastores, schedules
+from unstuck.store.archive_moments import restorable
 from unstuck.store.backup_chain import CannotBeRestored, chain_of
 from unstuck.store.backup_rows import load_backup
 from unstuck.store.configurations import configuration_for, hold_configuration
@@ -52,6 +53,9 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
     databases: tuple[WantedDatabase, ...] = ()
     users: tuple[WantedUser, ...] = ()
     backup_id: str | None = None
+    point_of: str | None = None
+    at: float | None = None
+    """A moment of this instance, wall time in seconds."""
     network_id: str | None = None
     address: str | None = None
     is_public: bool = False
@@ -107,7 +111,12 @@ def create_instance(tx: Tx, asked: AskedInstance, ids: NewIds, caller: Caller) -
     # The project first, then the configuration, then the backup: in that order everywhere.
     if asked.configuration_id is not None:
         hold_configuration(tx, asked.configuration_id)
+    point = None
+    if asked.point_of is not None and asked.at is not None:
+        found = restorable(tx, asked.point_of, asked.at, None if caller.admin else caller.project_id)
+        point, asked = found.point, msgspec.structs.replace(asked, backup_id=found.base.backup_id)
     origin, chosen = _origin(tx, asked, caller)
+    origin = msgspec.structs.replace(origin, point=point)
     if asked.configuration_id is not None:
         configuration_for(
             tx, asked.configuration_id, caller.project_id, chosen.version.id, flavor.ram_mb, None

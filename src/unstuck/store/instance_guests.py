@@ -7,10 +7,12 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.archive.data import Closed, LogView
 from unstuck.core.instance.control import AGENT_ABSENT
+from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.wire import GuestRegister, GuestRegistered, GuestReport, Who
 from unstuck.core.server.data import Thing
-from unstuck.store import instance_backups, readable
+from unstuck.store import archives, instance_backups, readable
 from unstuck.store.agents import Stale, check_incarnation, placement_state
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import Loaded, instance_of, judge, load_instance
@@ -140,7 +142,7 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
     first = instance_of(tx, ask.who.server_id)
     before = None if first is None else load_instance(tx, first)
     told = before is not None and _records(before, ask)
-    if told:
+    if told or (before is not None and _ends(tx, before, ask) is not None):
         lock_host(tx, host_id)  # its world changes: the host's row comes before all others
     instance_id = _granted(tx, host_id, ask.who)
     if instance_id is None:
@@ -153,6 +155,7 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
     if not _news(tx, loaded, ask):
         return Noted(instance_id)
     recorded = told and _records(loaded, ask)
+    ends = _ends(tx, loaded, ask)
     written = _OBSERVE.run(
         tx, instance=instance_id, by=ask.who.incarnation, number=ask.sequence,
         observation=_view_of(loaded, ask), lives=_lives(loaded, ask), lease_now=tx.now.lease,
@@ -167,8 +170,26 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
         if instance.restores is not None:
             instance_backups.look_at(tx, instance.restores)
         bump_world(tx, host_id, ask.who.server_id)
+    if ends is not None and archives.close_archive(tx, *ends):
+        bump_world(tx, host_id, ask.who.server_id)
+    elif ask.alive and ask.view is not None and ask.view.log is not None and not instance.deleted:
+        _keep_log(tx, loaded, ask.view.log)
     judge(tx, instance_id)
-    return Noted(instance_id, changed=True, bumped=recorded)
+    return Noted(instance_id, changed=True, bumped=recorded or ends is not None)
+
+
+def _keep_log(tx: Tx, loaded: Loaded, log: LogView) -> None:
+    """Of instances of our own, which verify a backup and go, no log is kept."""
+    if loaded.row.project_id != SERVICE_PROJECT:
+        archives.open_archive(tx, loaded.instance.id, loaded.row.project_id, loaded.instance.generation)
+        archives.note_log(tx, loaded.instance.id, log)
+
+
+def _ends(tx: Tx, loaded: Loaded, ask: GuestReport) -> tuple[str, Closed] | None:
+    """The archive of its log that ends by what it says."""
+    if not ask.alive or ask.view is None or ask.who.guest < max(loaded.instance.guest, 1):
+        return None
+    return archives.ends_by(tx, loaded.instance.id, ask.view.log)
 
 
 def _view_of(loaded: Loaded, ask: GuestReport) -> str | None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from unstuck.core.datastores import ALLOWED
 from unstuck.core.instance.want import DatabaseWant, Origin
 from unstuck.core.server.data import Spec
-from unstuck.store import instance_backups, readable
+from unstuck.store import archives, instance_backups, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.rows import bump_world, lock_host
@@ -46,7 +46,7 @@ def database_want(tx: Tx, server_id: str, spec: Spec) -> DatabaseWant | None:
         data_recorded=row.data_recorded, origin=origin, port=row.port,
         cidrs=() if spec.access is None else spec.access.cidrs, ram_mb=spec.flavor.ram_mb,
         restart=row.restart, parameters=_parameters(row),
-        backup=instance_backups.wanted(tx, row.id),
+        backup=instance_backups.wanted(tx, row.id), archive=archives.wanted(tx, row.id),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unstuck.api.agents import backups, consoles, guests, hosts, join
+from unstuck.api.agents import archives, backups, consoles, guests, hosts, join
 
-ROUTES = [*hosts.ROUTES, *guests.ROUTES, *join.ROUTES, *backups.ROUTES]
+ROUTES = [*hosts.ROUTES, *guests.ROUTES, *join.ROUTES, *backups.ROUTES, *archives.ROUTES]
 SOCKETS = consoles.SOCKETS

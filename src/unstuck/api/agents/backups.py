@@ -79,21 +79,21 @@ class ObjectQuery(Query, frozen=True, kw_only=True):
 @guarded
 async def take(call: Call, host_id: str) -> Reply:
     ask = await body(call, _take)
-    _check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
+    check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
     try:
         keys.check_public(ask.signing_key)
     except keys.BadKey as error:
         raise Refusal(400, "invalid", f"Invalid input: `signing_key`: {error}.") from None
-    there, keyring = site(call.app), _available(lambda: site(call.app).keyring)
+    there, keyring = site(call.app), available(lambda: site(call.app).keyring)
     granted = await call.store.run(rows.take_attempt, host_id, ask, keyring)
-    place = _place(_answered(lambda: there.stores.remote(granted.location)))
+    place = place_of(answered(lambda: there.stores.remote(granted.location)))
     return Reply(Taken(granted.frame, granted.prefix, granted.certificate, place))
 
 
 @guarded
 async def renew(call: Call, host_id: str) -> Reply:
     ask = await body(call, _renew)
-    _check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
+    check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
     try:
         phase = Phase(ask.phase)
     except ValueError:
@@ -107,7 +107,7 @@ async def renew(call: Call, host_id: str) -> Reply:
 @guarded
 async def end(call: Call, host_id: str) -> Reply:
     ask = await body(call, _end)
-    _check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
+    check_ids(ask.who.server_id, ask.backup_id, ask.nonce)
     match ask.said:
         case Done(digest) if not _DIGEST.match(digest):
             raise Refusal(400, "invalid", "Invalid input: `digest` is not a sha256 in hex.")
@@ -122,8 +122,8 @@ async def end(call: Call, host_id: str) -> Reply:
 @guarded
 async def grant(call: Call, host_id: str) -> Reply:
     ask = await body(call, _grant)
-    _check_ids(ask.who.server_id)
-    keyring = _available(lambda: site(call.app).keyring)
+    check_ids(ask.who.server_id)
+    keyring = available(lambda: site(call.app).keyring)
     try:
         granted = await call.store.run_read(rows.grant_restore, host_id, ask.who, keyring, ask.above)
     except keys.BadKey as error:
@@ -142,10 +142,10 @@ async def grant(call: Call, host_id: str) -> Reply:
         return manifest.content(read)
 
     try:
-        content = await _at_store(call, found.location, content_of)
+        content = await at_store(call, found.location, content_of)
     except ManifestError as error:
         raise Refusal(422, "rotten", f"Backup {found.id} cannot be restored: {error}.") from None
-    place = _place(_answered(lambda: site(call.app).stores.remote(found.location)))
+    place = place_of(answered(lambda: site(call.app).stores.remote(found.location)))
     return Reply(RestoreGrant(found.id, prefix, content, granted.identity, place, granted.parents))
 
 
@@ -159,13 +159,13 @@ async def put_object(call: Call, host_id: str) -> Reply:
     most = CHUNK_LARGEST if _CHUNK.match(name) else MANIFEST_LARGEST
     check = (host_id, query.who(), backup_id, attempt, nonce)
     await call.store.run_read(rows.may_write, *check)
-    async with _turn(call, host_id):
-        data = await _read(call, most)
+    async with turn(call, host_id):
+        data = await read_object(call, most)
         # Once more: a manifest that arrives after its attempt was given up would say that it was not.
         location = await call.store.run_read(rows.may_write, *check)
         key = f"{prefix_of(backup_id, attempt, nonce)}/{name}"
         try:
-            await _at_store(call, location, lambda objects: objects.put_new(key, data))
+            await at_store(call, location, lambda objects: objects.put_new(key, data))
         except Conflict:
             raise Refusal(409, "conflict", "Another object has this key, with other bytes.") from None
     return Reply(status=204)
@@ -181,8 +181,8 @@ async def get_object(call: Call, host_id: str) -> Reply:
     found = next((row for row in chain if row.prefix == prefix), None)
     if found is None:
         raise Refusal(410, "stale", "This is not the backup that the instance is made from.")
-    async with _turn(call, host_id):
-        data = await _at_store(call, found.location, lambda objects: objects.get(f"{prefix}/{name}"))
+    async with turn(call, host_id):
+        data = await at_store(call, found.location, lambda objects: objects.get(f"{prefix}/{name}"))
     if data is None:
         raise Refusal(404, "no-object", f"There is no object {name}.")
     return Reply(data, headers={"content-type": "application/octet-stream", "unstuck-sha256": sha256(data)})
@@ -193,7 +193,7 @@ def _words(text: str, most: int) -> str:
     return "".join(char for char in " ".join(text.split()) if char.isprintable())[:most]
 
 
-def _check_ids(*ids: str) -> None:
+def check_ids(*ids: str) -> None:
     if not all(_ID.match(text) for text in ids):
         raise Refusal(400, "invalid", "Invalid input: an id or a nonce is none.")
 
@@ -212,7 +212,7 @@ def _parts(call: Call) -> tuple[str, int, str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _turn(call: Call, host_id: str) -> AsyncIterator[None]:
+async def turn(call: Call, host_id: str) -> AsyncIterator[None]:
     """A place for an object in memory; 503 when none becomes free in time."""
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -222,7 +222,7 @@ async def _turn(call: Call, host_id: str) -> AsyncIterator[None]:
         yield
 
 
-async def _read(call: Call, most: int) -> bytes:
+async def read_object(call: Call, most: int) -> bytes:
     """The body: 413 beyond the limit, 408 when it does not arrive."""
     pieces, size = [], 0
     close = {"connection": "close"}
@@ -240,7 +240,7 @@ async def _read(call: Call, most: int) -> bytes:
     return b"".join(pieces)
 
 
-async def _at_store(call: Call, location: str, work: Callable[[Objects], T]) -> T:
+async def at_store(call: Call, location: str, work: Callable[[Objects], T]) -> T:
     """Work at a store of objects on a thread; 503 with what is wrong where it did not do it."""
     there = site(call.app)
     try:
@@ -251,21 +251,21 @@ async def _at_store(call: Call, location: str, work: Callable[[Objects], T]) -> 
         raise Refusal(503, "store-unreachable", f"The store of objects: {error}.") from error
 
 
-def _answered(work: Callable[[], T]) -> T:
+def answered(work: Callable[[], T]) -> T:
     try:
         return work()
     except BlobError as error:
         raise Refusal(503, f"store-{error.problem}", f"The store of objects: {error.reason}.") from error
 
 
-def _available(work: Callable[[], T]) -> T:
+def available(work: Callable[[], T]) -> T:
     try:
         return work()
     except Unavailable as error:
         raise Refusal(503, "no-keys", error.message) from error
 
 
-def _place(where: Location | None) -> Place | None:
+def place_of(where: Location | None) -> Place | None:
     if where is None:
         return None
     return Place(where.url, where.endpoint, where.region, where.access_key, where.secret_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, field
@@ -50,7 +51,11 @@ class Nic(Body, frozen=True, kw_only=True):
 
 
 class RestorePoint(Body, frozen=True, kw_only=True):
-    backup_ref: str = field(name="backupRef")
+    """A backup; or ours: a moment of an instance."""
+
+    backup_ref: str | None = field(name="backupRef", default=None)
+    instance: str | None = None
+    time: str | None = None
 
 
 class Access(Body, frozen=True, kw_only=True):
@@ -94,6 +99,7 @@ def wanted(new: NewInstance, *, region: str, naming: Naming) -> AskedInstance:
     network_id, address = _nic(new.nics)
     access = new.access or Access()
     datastore, version = named_datastore(new)
+    backup_id, point_of, at = _restore_point(new.restore_point)
     return AskedInstance(
         name=text_of(new.name, "name"),
         flavor_id=flavor_id_of(new.flavor_ref),
@@ -102,7 +108,9 @@ def wanted(new: NewInstance, *, region: str, naming: Naming) -> AskedInstance:
         version=version,
         databases=databases,
         users=users,
-        backup_id=None if new.restore_point is None else new.restore_point.backup_ref,
+        backup_id=backup_id,
+        point_of=point_of,
+        at=at,
         network_id=network_id,
         address=address,
         is_public=access.is_public is True,
@@ -142,6 +150,30 @@ def access_cidrs(access: Access) -> tuple[str, ...] | None:
     if isinstance(access.allowed_cidrs, UnsetType) or access.allowed_cidrs is None:
         return None
     return cidrs_of(access.allowed_cidrs, "access.allowed_cidrs")
+
+
+def _restore_point(point: RestorePoint | None) -> tuple[str | None, str | None, float | None]:
+    """A backup's id; or an instance's id and a moment, in seconds."""
+    if point is None:
+        return None, None, None
+    if point.backup_ref is not None:
+        if point.instance is not None or point.time is not None:
+            invalid("restorePoint", "it names a backup (backupRef), or an instance and a time.")
+        return point.backup_ref, None, None
+    if point.instance is None or point.time is None:
+        invalid("restorePoint", "it names a backup (backupRef), or an instance and a time.")
+    return None, object_id(point.instance, "Instance"), moment(point.time)
+
+
+def moment(text: str) -> float:
+    """Wall time in seconds of an ISO 8601 time; without a zone it is UTC."""
+    try:
+        found = datetime.datetime.fromisoformat(text.strip())
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=datetime.UTC)
+        return found.timestamp()
+    except (ValueError, OverflowError, OSError):
+        invalid("restorePoint.time", f"{text[:60]!r} is not a time like 2026-11-30T12:00:00Z.")
 
 
 def _word(text: str | None, where: str) -> str | None:

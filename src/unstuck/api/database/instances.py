@@ -34,12 +34,13 @@ from unstuck.api.database.create import (
     flavor_id_of,
     volume_size,
 )
-from unstuck.api.database.views import detail, short
+from unstuck.api.database.views import detail, restorable, short
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Action as Act
 from unstuck.api.routes import Body, Call, Query, Reply, Route, actions, route
 from unstuck.core.instance.naming import NAMINGS, POSTGRESQL, Naming
 from unstuck.store import instances as store
+from unstuck.store.archive_moments import moments
 from unstuck.store.datastores import choose
 from unstuck.store.engine import Tx
 from unstuck.store.instance_configuration import set_configuration
@@ -139,7 +140,10 @@ async def list_detail(call: Call) -> Reply:
 async def show(call: Call) -> Reply:
     """``GET /instances/{id}``."""
     found = await shown(call)
-    return Reply({"instance": detail(call, found.item, found.now)})
+    can = await call.store.run_read(moments, found.item.id)
+    answer = detail(call, found.item, found.now)
+    answer["unstuck"] |= restorable(can)
+    return Reply({"instance": answer})
 
 
 async def change(call: Call) -> Reply:

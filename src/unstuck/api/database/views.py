@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from unstuck.api.database.common import links
@@ -12,6 +13,7 @@ from unstuck.core.instance.status import status
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.server.status import status as server_status
 from unstuck.core.time import Now, iso_seconds
+from unstuck.store.archive_moments import Moments
 from unstuck.store.instance_lists import InstanceItem
 
 
@@ -95,6 +97,34 @@ def managed(call: Call, item: InstanceItem, now: Now, server_name: str) -> dict[
             "tenant_id": SERVICE_PROJECT,
             "deleted": facts.server is None or facts.server.removed,
         },
+    }
+
+
+def restorable(found: Moments) -> dict[str, Any]:
+    """Which moments can be restored, without what lies in gaps; and how its log is kept."""
+    windows = [
+        {"from": iso_seconds(math.ceil(one.earliest)), "to": iso_seconds(one.latest)}
+        for one in found.windows
+        if math.ceil(one.earliest) <= one.latest
+    ]
+    conditions = []
+    share = 100 * found.waiting_mb // max(found.budget_mb, 1) if found.budget_mb else 0
+    if share >= 50:
+        level = 80 if share >= 80 else 50
+        conditions.append(f"archive-behind: {found.waiting_mb} of {found.budget_mb} MiB of log that may wait "
+                          f"on the volume wait ({level} % are passed)")  # fmt: skip
+    if found.ended is not None:
+        word = "archive-gap" if found.ended == "gap" else f"archive-{found.ended}"
+        conditions.append(f"{word}: moments can be restored again from the next complete backup on")
+    if found.trouble:
+        conditions.append(f"archive-trim: what is needed no more could not be removed: {found.trouble}")
+    return {
+        "earliest_restorable_time": windows[0]["from"] if windows else None,
+        "latest_restorable_time": windows[-1]["to"] if windows else None,
+        "restorable": windows,
+        "archive": found.archive_id,
+        "log_waiting_mb": found.waiting_mb,
+        "conditions": conditions,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unstuck.core.archive.data import Piece
 from unstuck.core.backup.content import Chunk, Content
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.instance.want import DatabaseWant
@@ -139,6 +140,66 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     above: int = 0
 
 
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """A piece of the log is to be kept in this archive."""
+
+    archive_id: str
+    piece: Piece
+
+
+class KeepInto(msgspec.Struct, frozen=True, tag="keep-into"):
+    """The answer to :class:`Keep` where it is not there yet: send it, under this name of the try."""
+
+    tag: str
+
+
+class KeepChunk(msgspec.Struct, frozen=True, tag="keep-chunk"):
+    """A part of the piece; its object is in the frame's blob."""
+
+    archive_id: str
+    name: str
+    tag: str
+    chunk: Chunk
+
+
+class KeepEnd(msgspec.Struct, frozen=True, tag="keep-end"):
+    """All parts are stored: it counts from now on."""
+
+    archive_id: str
+    name: str
+    tag: str
+    chunks: tuple[Chunk, ...]
+
+
+class AskLog(msgspec.Struct, frozen=True, tag="ask-log"):
+    """The log that this instance is to be made from, after its backup: what comes after this piece."""
+
+    after: str = ""
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """A piece of the log: ``size`` bytes of plain data in these parts."""
+
+    name: str
+    size: int
+    chunks: tuple[Chunk, ...]
+
+
+class Log(msgspec.Struct, frozen=True, tag="log"):
+    """``identity``: the archive's private key, for this guest's memory only. ``more``: ask again."""
+
+    identity: str
+    parts: tuple[LogPart, ...]
+    more: bool = False
+
+
+class FetchLog(msgspec.Struct, frozen=True, tag="fetch-log"):
+    """One part's object of a piece of the log; it comes in the answer's blob."""
+
+    name: str
+    index: int
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """It is done. ``stop``: why the attempt that was renewed is to be stopped, None to go on."""
 
@@ -147,7 +208,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """No, for good: not this agent's, or over. ``code``: superseded, late, protocol, invalid, gone,
-    damaged (what is in the blob store is not what was written)."""
+    damaged (what is in the blob store is not what was written), diverged (another piece of the log has this
+    name)."""
 
     code: str
     reason: str
@@ -161,5 +223,8 @@ class NotNow(msgspec.Struct, frozen=True, tag="not-now"):
     seconds: float = 1.0
 
 
-Request = Hello | Look | Seen | Answered | Take | Renew | Store | Finish | GiveUp | AskRestore | Fetch
-Response = Welcome | Orders | Restore | Done | Refused | NotNow
+Request = (
+    Hello | Look | Seen | Answered | Take | Renew | Store | Finish | GiveUp | AskRestore | Fetch
+    | Keep | KeepChunk | KeepEnd | AskLog | FetchLog
+)  # fmt: skip
+Response = Welcome | Orders | Restore | Done | Refused | NotNow | KeepInto | Log

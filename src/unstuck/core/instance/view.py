@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from unstuck.core.archive.data import LogView
 from unstuck.core.server.data import Thing, Trouble
 
 
@@ -50,7 +51,7 @@ class DatabaseView(msgspec.Struct, frozen=True, kw_only=True):
     ``applied``: initial databases and users are made. ``restart``: the number the running server carries.
     ``done``/``total``: bytes of a restore. Volume sizes are MiB, so that an idle server has no news.
     ``facts``: what else a datastore tells (its server's version, system identifier). ``configured``: None
-    where the server does not say.
+    where the server does not say. ``log``: how far its log has come, while it runs.
     """
 
     generation: str
@@ -67,3 +68,4 @@ class DatabaseView(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
     configured: Configured | None = None
     trouble: Trouble | None = None
+    log: LogView | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unstuck.core.archive.data import ArchiveWant, Point
 from unstuck.core.backup.content import Content, Parent
 
 
@@ -33,11 +34,13 @@ class Origin(msgspec.Struct, frozen=True):
     """Where the data comes from: from nothing, or out of a backup.
 
     ``backup_id``: fetched piece by piece under a grant that the guest asks for (``wire.RestoreGrant``).
+    ``point``: with the log after it, up to there.
     """
 
     databases: tuple[WantedDatabase, ...] = ()
     users: tuple[WantedUser, ...] = ()
     backup_id: str | None = None
+    point: Point | None = None
 
 
 class BackupWant(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     ``ram_mb``: what the datastore may size its caches by. ``cidrs``: who may come in, for the server's own
     list of clients (the packet filter is the host's). ``parameters``: what
     its owner set beyond the defaults, as texts for the server's file (``core/datastores``).
+    ``archive``: where its log goes; None: nowhere.
     ``superuser``: the operator lets the tenant's root be a true superuser.
     """
 
@@ -85,4 +89,5 @@ class DatabaseWant(msgspec.Struct, frozen=True, kw_only=True):
     restart: int = 0
     parameters: dict[str, str] = {}
     backup: BackupWant | None = None
+    archive: ArchiveWant | None = None
     superuser: bool = False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from unstuck.core.backup.content import Content, Frame
+from unstuck.core.archive.data import Kept, Piece
+from unstuck.core.backup.content import Chunk, Content, Frame
 from unstuck.core.backup.data import Done, Gave
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.server.data import Fence
@@ -124,3 +125,61 @@ class RestoreGrant(msgspec.Struct, frozen=True):
     identity: str
     place: Place | None = None
     parents: int = 0
+
+
+class BeginPiece(msgspec.Struct, frozen=True):
+    """A guest wants a piece of its log to be kept; ``tag`` names this try."""
+
+    who: Who
+    archive_id: str
+    piece: Piece
+    tag: str
+    signing_key: str
+
+
+class BegunPiece(msgspec.Struct, frozen=True):
+    """``known``: it is there already, with the same data. ``diverged``: with other data; the archive ends.
+
+    Else it goes below ``prefix``, with a manifest that says what is in ``kept``."""
+
+    known: bool = False
+    diverged: bool = False
+    prefix: str = ""
+    kept: Kept | None = None
+    certificate: str = ""
+    place: Place | None = None
+
+
+class EndPiece(msgspec.Struct, frozen=True):
+    """It is kept: its manifest is written."""
+
+    who: Who
+    archive_id: str
+    name: str
+    tag: str
+    chunks: tuple[Chunk, ...]
+
+
+class AskLog(msgspec.Struct, frozen=True):
+    """For the log up to the point that the instance on this server is made from; ``after`` this piece."""
+
+    who: Who
+    after: str = ""
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """A piece of it. Its objects lie below ``prefix``."""
+
+    name: str
+    size: int
+    prefix: str
+    chunks: tuple[Chunk, ...]
+
+
+class LogGrant(msgspec.Struct, frozen=True):
+    """``identity``: the archive's private key. ``more``: ask again, after the last one."""
+
+    identity: str
+    parts: tuple[LogPart, ...]
+    more: bool = False
+    place: Place | None = None

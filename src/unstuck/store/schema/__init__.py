@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from unstuck.store.schema import clock, compute, database, identity, images, network, schedules
+from unstuck.store.schema import archive, clock, compute, database, identity, images, network, schedules
 from unstuck.store.schema.base import metadata
 
-__all__ = ["clock", "compute", "database", "identity", "images", "metadata", "network", "schedules"]
+__all__ = [
+    "archive",
+    "clock",
+    "compute",
+    "database",
+    "identity",
+    "images",
+    "metadata",
+    "network",
+    "schedules",
+]

@@ -142,6 +142,8 @@ backups = sa.Table(
     sa.Column("datastore_version_id", Id, sa.ForeignKey("datastore_versions.id"), nullable=False),
     sa.Column("name", sa.String(255), nullable=False),
     sa.Column("description", sa.Text),
+    # The archive generation whose log goes on from its end.
+    sa.Column("archive_id", Id),
     # The backup that has to be restored before it; and what names the data that it is of.
     sa.Column("parent_id", Id),
     sa.Column("generation", sa.String(64), nullable=False, server_default=""),

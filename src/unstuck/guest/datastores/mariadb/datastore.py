@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from unstuck.core.archive.data import Piece
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
@@ -314,6 +315,17 @@ class MariaDB:
     async def receive(self, want: DatabaseWant, chain: tuple[Content, ...]) -> Unpacking:
         await self.clear()
         return await Unpacking.receiving(self, want, chain)
+
+    # --- its log, which is not kept yet
+
+    async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
+        """Nobody is asked to keep it."""
+
+    async def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        raise DatastoreError(f"the log of MariaDB is not kept ({name})", final=True)
+
+    async def log_waiting(self) -> int:
+        return 0
 
     async def sweep(self, nonce: str | None) -> None:
         """A copy holds nothing in the server that outlives its connection."""

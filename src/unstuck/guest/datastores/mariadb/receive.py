@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+from unstuck.core.archive.data import Point
 from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
-from unstuck.guest.datastore import DatastoreError
+from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import accounts
 from unstuck.guest.datastores.mariadb.base import WHOLE
 from unstuck.guest.datastores.mariadb.place import Place, place_of
@@ -171,6 +172,10 @@ class Unpacking:
             await run(self._datastore.tools, command, seconds)
         except ToolFailed as error:
             raise DatastoreError(str(error)) from error
+
+    async def replay(self, log: LogSource, point: Point) -> None:  # noqa: ARG002
+        """Nobody grants a point in a log that is not kept."""
+        raise DatastoreError("the log of MariaDB is not kept", final=True)
 
     async def prove(self) -> None:
         """Run a server on it, for nobody but us: it comes up, it is the data that was backed up, and it has

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,20 @@ class Places(msgspec.Struct, frozen=True):
     def conf(self) -> Path:
         return self.database / "conf"
 
+    @property
+    def log_socket(self) -> Path:
+        """Where the server asks the agent to keep its log, or to hand it out."""
+        return self.sockets / "log.sock"
+
+    @property
+    def log_program(self) -> Path:
+        return self.sockets / "push.py"
+
+    def push(self, words: str) -> str:
+        """The command by which it does."""
+        python = Path(sys.executable).resolve()
+        return f'"{python}" -I -S "{self.log_program}" "{self.log_socket}" {words}'
+
 
 class Files(msgspec.Struct, frozen=True):
     """The three files, and a digest of them that the running server tells again (``unstuck.config``)."""
@@ -61,7 +76,11 @@ def files(want: DatabaseWant, places: Places, parameters: Mapping[str, str]) -> 
 
 
 def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
+    timeout = 60 if want.archive is None else want.archive.timeout
     return {
+        "archive_mode": "on",
+        "archive_command": places.push("%f"),
+        "archive_timeout": str(timeout),
         "hba_file": str(places.conf / "pg_hba.conf"),
         "ident_file": str(places.conf / "pg_ident.conf"),
         "listen_addresses": "*",

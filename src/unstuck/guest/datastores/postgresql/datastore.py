@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 import psycopg
 
+from unstuck.core.archive.data import LogView, Piece
+from unstuck.core.archive.positions import lsn_place
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed, MoreRequest, ReadLog
 from unstuck.core.instance.view import Configured, ServerState
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.server.data import Thing
+from unstuck.guest import push
 from unstuck.guest.certificate import certify
-from unstuck.guest.datastore import DatastoreError, Look
+from unstuck.guest.datastore import DatastoreError, LogSource, Look
 from unstuck.guest.datastores.postgresql import config, extras, names, owners, requests
 from unstuck.guest.datastores.postgresql.base import BaseCopy, drop_slots
 from unstuck.guest.datastores.postgresql.config import ADMIN, Places
+from unstuck.guest.datastores.postgresql.logsocket import LogSocket, piece_of
 from unstuck.guest.datastores.postgresql.receive import Unpacking
 from unstuck.guest.datastores.postgresql.server import LOG_MOST, Living, Server, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, Sessions, first_line
@@ -75,6 +80,8 @@ class PostgreSQL:
         self._starts: list[float] = []
         self._starts_of = -1
         self._parameters = Parameters(places.conf, clock)
+        self._log_view: LogView | None = None
+        self._asked = LogSocket(places.log_socket, _nobody)
         self._superuser = False
         """Whether the tenant's root may be one, by the newest want."""
 
@@ -127,7 +134,7 @@ class PostgreSQL:
         sight = msgspec.structs.replace(sight, stray=told.stray)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
-            configured=told.configured,
+            configured=told.configured, log=self._log_view if told.facts else None,
         )  # fmt: skip
 
     def _sight(
@@ -153,14 +160,18 @@ class PostgreSQL:
 
     def _told(self, connection: Connection, want: DatabaseWant | None) -> Told:
         row = connection.execute(
-            "SELECT current_setting('server_version'), (SELECT system_identifier::text FROM"
+            "SELECT pg_current_wal_flush_lsn()::text, (SELECT timeline_id FROM pg_control_checkpoint()),"
+            " current_setting('server_version'), (SELECT system_identifier::text FROM"
             " pg_control_system()), current_setting('unstuck.config', true), EXISTS (SELECT 1 FROM pg_roles"
             " WHERE rolname = %s AND rolcanlogin), (SELECT array_agg(name ORDER BY name) FROM"
             " pg_settings WHERE pending_restart)",
             [names.ROOT],
         ).fetchone()
         assert row is not None
-        version, identifier, digest, root, pending = row
+        lsn, timeline, version, identifier, digest, root, pending = row
+        self._log_view = LogView(
+            timeline=int(timeline), position=lsn_place(str(lsn)), waiting_mb=self._waiting()
+        )
         facts = {"server_version": str(version).split(" ")[0], "system_identifier": str(identifier)}
         found = Told(facts=facts, root=bool(root), digest=str(digest or ""))
         if want is None:
@@ -346,9 +357,49 @@ class PostgreSQL:
         await self.clear()
         return await Unpacking.receiving(self, want, chain)
 
+    # --- its log
+
+    async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
+        program = await asyncio.to_thread(Path(push.__file__).read_bytes)
+        write_whole(self.places.log_program, program, mode=0o640, durable=False)
+        self._asked.keep = keep
+        await self._asked.listen()
+
+    def hand_out(self, log: LogSource | None) -> None:
+        """To a server that replays it."""
+        self._asked.log, self._asked.fault = log, None
+
+    def fault_of_log(self) -> DatastoreError | None:
+        """Why it could not be handed out."""
+        return self._asked.fault
+
+    async def log_piece(self, name: str) -> tuple[Piece, bytes]:
+        path = self.places.data / "pg_wal" / name
+        try:
+            data = await asyncio.to_thread(path.read_bytes)
+        except OSError as error:
+            raise DatastoreError(f"the log's {name} cannot be read: {error.strerror}") from error
+        if not data:
+            raise DatastoreError(f"the log's {name} is empty")
+        return piece_of(name, data), data
+
+    async def log_waiting(self) -> int:
+        return self._waiting()
+
+    def _waiting(self) -> int:
+        """By what the server has asked for and has not been answered, in segments of 16 MiB."""
+        with contextlib.suppress(OSError):
+            status = self.places.data / "pg_wal" / "archive_status"
+            return 16 * sum(entry.name.endswith(".ready") for entry in os.scandir(status))
+        return 0
+
     async def sweep(self, nonce: str | None) -> None:
         """Remove slots of other attempts than this one: a slot never outlives its attempt."""
         await self.call(lambda connection: drop_slots(connection, keep=nonce), CALL)
+
+
+async def _nobody(_name: str) -> bool:
+    return False
 
 
 def _digest(connection: Connection) -> str:

@@ -14,11 +14,12 @@ from typing import IO, TYPE_CHECKING, Final
 
 import psycopg
 
+from unstuck.core.archive.data import Point
 from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
-from unstuck.guest.datastore import DatastoreError
-from unstuck.guest.datastores.postgresql.segments import number_of
+from unstuck.guest.datastore import DatastoreError, LogSource
+from unstuck.guest.datastores.postgresql.segments import lsn_of, number_of
 from unstuck.guest.datastores.postgresql.server import FAST, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
 from unstuck.guest.datastores.postgresql.walcopy import FORM as WAL
@@ -34,7 +35,10 @@ PORT: Final = 1
 SPARE: Final = 64 << 20
 """Bytes beside the data that a server needs for its first steps."""
 VERIFY: Final = 6 * 3600.0
-RECOVERY: Final = 3600.0
+LOG_READ: Final = 1 << 20
+"""Bytes of the trial's log that are looked at."""
+RECOVERY: Final = 6 * 3600.0
+ENDED: Final = "recovery ended before configured recovery target was reached"
 REMEDY: Final = "restore another backup into a new instance"
 _DAMAGED: Final = 3
 
@@ -59,6 +63,7 @@ class Unpacking:
         self._making = making
         self._thread = ThreadPoolExecutor(1, "unpack")
         self._pipe = -1
+        self._point: Point | None = None
         self._child: Child | None = None
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
 
@@ -73,7 +78,7 @@ class Unpacking:
 
     @property
     def _replays(self) -> bool:
-        return len(self._chain) > 1
+        return len(self._chain) > 1 or self._point is not None
 
     @classmethod
     async def receiving(
@@ -155,12 +160,32 @@ class Unpacking:
         except ToolFailed as error:
             raise DatastoreError(str(error)) from error
 
+    async def replay(self, log: LogSource, point: Point) -> None:
+        self._datastore.hand_out(log)
+        self._point = point
+
     async def prove(self) -> None:
         """Run a server on it, for nobody but us, until it is consistent; then ask whose data it is.
 
-        With children it replays their log to its end, and goes on in a timeline of its own.
+        With children it replays their log to its end, to a point the log up to there; both ways it goes on in
+        a timeline of its own.
         """
         await self._datastore.dress(self._making, self._want)
+        try:
+            await self._prove(self._point)
+        except DatastoreError as error:
+            fault = self._datastore.fault_of_log()
+            if fault is not None:
+                raise fault from error
+            # Nothing begins at the point or behind it: all that there is, is what was there.
+            if self._point is None or ENDED not in error.reason:
+                raise
+            await self._prove(None)
+        await self._tool(["rm", "-rf", str(self._data / "postmaster.pid"), str(self._log)], 300)
+        # At once, not a thousand files one by one; the volume has nothing else to write.
+        await self._tool(["sync", "-f", str(self._data)], RECOVERY)
+
+    async def _prove(self, target: Point | None) -> None:
         programs, log = self._datastore.programs, tempfile.TemporaryFile()  # noqa: SIM115
         options = {
             "listen_addresses": "", "unix_socket_directories": str(self._datastore.places.sockets),
@@ -177,6 +202,13 @@ class Unpacking:
             options["hot_standby"] = "off"
             options["restore_command"] = f'cp "{self._log}/%f" "%p"'
             options["recovery_target_timeline"] = "current"
+        if self._point is not None:
+            ask = self._datastore.places.push('"%f" "%p"')
+            options["restore_command"] = f'cp "{self._log}/%f" "%p" 2>/dev/null || {ask}'
+        if target is not None:
+            options["recovery_target_lsn"] = lsn_of(int(target.position, 16))
+            options["recovery_target_inclusive"] = "off"
+            options["recovery_target_action"] = "promote"
         self._datastore.write_clients(self._making, self._want)
         command = [str(programs / "postgres"), "-D", str(self._data)]
         for name, value in options.items():
@@ -188,9 +220,6 @@ class Unpacking:
             finally:
                 child.cut()
                 await child.wait()
-        await self._tool(["rm", "-rf", str(self._data / "postmaster.pid"), str(self._log)], 300)
-        # At once, not a thousand files one by one; the volume has nothing else to write.
-        await self._tool(["sync", "-f", str(self._data)], RECOVERY)
 
     async def _judge(self, child: Child, log: int) -> None:
         identifier, timeline, position = await self._recovered(child, log)
@@ -198,8 +227,11 @@ class Unpacking:
         if identifier != content.system_identifier:
             raise damaged(f"it is of system {identifier}, not {content.system_identifier}")
         begun = timeline > content.stop.timeline if self._replays else timeline == content.stop.timeline
-        if not begun or position < number_of(content.stop.lsn):
-            raise damaged(f"its log ends before {content.stop.lsn}")
+        wanted = number_of(content.stop.lsn)
+        if self._point is not None:
+            wanted = max(wanted, int(self._point.position, 16))
+        if not begun or position < wanted:
+            raise damaged(f"its log ends before {lsn_of(wanted)}")
         try:
             await self._datastore.sessions.run(PORT, _checkpoint, RECOVERY)
         except (Mute, StartingUp, psycopg.Error) as error:
@@ -234,6 +266,7 @@ class Unpacking:
         self._datastore.volume.publish(self._datastore.marker(self._want))
 
     async def close(self) -> None:
+        self._datastore.hand_out(None)
         if self._child is not None:
             self._child.cut()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
@@ -275,4 +308,10 @@ def _checkpoint(connection: Connection) -> None:
 
 
 def _error_in(log: int) -> str:
-    return last_error(Path(f"/proc/self/fd/{log}"))
+    """Why it ended; not what it said to us while it was not ready yet, which may come later."""
+    text = os.pread(log, LOG_READ, max(0, os.fstat(log).st_size - LOG_READ)).decode(errors="replace")
+    bad = [
+        line for line in text.splitlines()
+        if any(word in line for word in ("FATAL:", "PANIC:")) and "the database system is" not in line
+    ]  # fmt: skip
+    return bad[-1].partition("  ")[2][:300] if bad else last_error(Path(f"/proc/self/fd/{log}"))

@@ -1,0 +1,166 @@
+"""Which moments can be restored, and from what. Total: a moment is restorable, or it is said why not.
+
+Time to position goes by the marks, which are the store's time, never by a guest's clock. A restore to T holds
+everything up to the greatest position that was known at T, and nothing that came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from unstuck.core.archive.data import Archive, Base, Closed, Mark, Point
+from unstuck.core.time import iso_seconds
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Moments without a gap, both included; wall time of the store in seconds."""
+
+    archive_id: str
+    earliest: float
+    latest: float
+
+
+class Restorable(msgspec.Struct, frozen=True):
+    """From this backup on, by the log, to this point."""
+
+    base: Base
+    point: Point
+
+
+class Not(msgspec.Struct, frozen=True):
+    """This moment cannot be restored; why, for whoever asked."""
+
+    reason: str
+
+
+def _from(archive: Archive) -> Base | None:
+    """The base that ends first, of those that the log goes on from."""
+    found = [base for base in archive.bases if goes_on(archive, base)]
+    return min(found, key=lambda base: base.stop, default=None)
+
+
+def goes_on(archive: Archive, base: Base) -> bool:
+    """Whether the log that is there follows the base's end without a gap, if there is any yet."""
+    if archive.stop == "" or base.timeline > archive.timeline:
+        return True
+    return base.timeline == archive.timeline and archive.start <= base.stop
+
+
+def _there(archive: Archive, first: Base, mark: Mark) -> bool:
+    """Whether a mark's position can be reached from this base."""
+    if mark.timeline != first.timeline or mark.position < first.stop:
+        return False
+    same = archive.timeline == first.timeline
+    return mark.position == first.stop or (same and mark.position <= archive.stop)
+
+
+def base_for(archive: Archive, mark: Mark) -> Base | None:
+    """The newest base from which a mark's position can be reached."""
+    found = [base for base in archive.bases if goes_on(archive, base) and _there(archive, base, mark)]
+    return max(found, key=lambda base: (base.stop, base.wall), default=None)
+
+
+def window(archive: Archive, idle_until: float | None = None) -> Window | None:
+    """What can be restored of one archive.
+
+    ``idle_until``: until when it is known that nothing has happened since the newest mark; None: it is not.
+    """
+    first = _from(archive)
+    if first is None:
+        return None
+    good = [mark for mark in archive.marks if _there(archive, first, mark)]
+    if not good:
+        return None
+    latest = good[-1].wall
+    if good[-1] is not archive.marks[-1]:
+        # It answers until the next one, for which the log is not there (yet).
+        latest = max(latest, archive.marks[archive.marks.index(good[-1]) + 1].wall - 0.001)
+    elif archive.closed_wall is None and idle_until is not None:
+        latest = max(latest, idle_until)
+    return Window(archive.id, good[0].wall, latest)
+
+
+def resolve(archives: Sequence[Archive], at: float, idle_until: float | None = None) -> Restorable | Not:
+    """What a restore to this moment is made from. ``archives`` of one instance, the oldest first."""
+    found = [(archive, window(archive, _idle(archives, archive, idle_until))) for archive in archives]
+    windows = [each for _, each in found if each is not None]
+    for archive, each in reversed(found):
+        if each is not None and each.earliest <= at <= each.latest:
+            mark = [one for one in archive.marks if one.wall <= at][-1]
+            base = base_for(archive, mark)
+            if base is None:
+                break
+            return Restorable(base, Point(archive.id, mark.timeline, mark.position, at))
+    return Not(_why_not(archives, windows, at))
+
+
+def _idle(archives: Sequence[Archive], archive: Archive, idle_until: float | None) -> float | None:
+    return idle_until if archive is archives[-1] else None
+
+
+def _why_not(archives: Sequence[Archive], windows: Sequence[Window], at: float) -> str:
+    if not windows:
+        return "nothing of it can be restored to a moment yet: there is no complete backup with its log"
+    if at < windows[0].earliest:
+        return f"the earliest moment is {iso_seconds(windows[0].earliest)}"
+    if at > windows[-1].latest:
+        return f"the latest moment is {iso_seconds(windows[-1].latest)}"
+    for before, after in pairwise(windows):
+        if before.latest < at < after.earliest:
+            why = _closed(archives, before.archive_id)
+            return (
+                f"there is a gap ({why}) from {iso_seconds(before.latest)} to {iso_seconds(after.earliest)}"
+            )
+    return "the log of that moment is not there any more"
+
+
+def _closed(archives: Sequence[Archive], archive_id: str) -> str:
+    for archive in archives:
+        if archive.id == archive_id:
+            match archive.closed:
+                case Closed.GAP:
+                    return "the store of objects was away for too long"
+                case Closed.DIVERGED:
+                    return "the volume was set back"
+                case None:
+                    return "another archive was begun"
+    return "unknown"
+
+
+def thinned(marks: Sequence[Mark], now: float, fine: float, coarse: float) -> list[Mark]:
+    """Marks that can go: of those older than ``fine`` seconds only one of each ``coarse`` seconds stays, the
+    newest of its time, so that what is left still answers for every later moment."""
+    gone: list[Mark] = []
+    for mark, after in pairwise(marks):
+        old = mark.wall < now - fine
+        if old and mark.wall // coarse == after.wall // coarse:
+            gone.append(mark)
+    return gone
+
+
+EVERYTHING: Final = "~"
+"""Behind every position."""
+
+
+def not_needed_below(archive: Archive, *, removed: bool, reads_from: Sequence[str], live: bool) -> str:
+    """Pieces that end at or before this position are needed by nobody any more.
+
+    ``removed``: its instance has gone for good. ``reads_from``: where the bases of running restores end.
+    ``live``: a backup is being made that may become a base.
+    """
+    floors = [*reads_from] if removed else [*reads_from, *(base.stop for base in archive.bases)]
+    if floors:
+        return min(floors)
+    if removed or (archive.closed is not None and not live):
+        return EVERYTHING
+    return "" if live else archive.stop
+
+
+__all__ = [
+    "EVERYTHING", "Not", "Restorable", "Window", "base_for", "goes_on", "not_needed_below", "resolve",
+    "thinned", "window",
+]  # fmt: skip

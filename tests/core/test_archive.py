@@ -1,0 +1,164 @@
+"""The ledger of an archive: what it says can be restored can be, and everything else is refused with why."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unstuck.core.archive.data import Archive, Base, Closed, Mark
+from unstuck.core.archive.ledger import (
+    EVERYTHING,
+    Not,
+    Restorable,
+    not_needed_below,
+    resolve,
+    thinned,
+    window,
+)
+from unstuck.core.archive.positions import lsn_of, lsn_place
+
+
+def place(number: int) -> str:
+    return f"{number:016X}"
+
+
+@st.composite
+def archives(draw: st.DrawFn) -> list[Archive]:
+    """Generations of one log after each other; time and position only ever go on."""
+    made, wall = [], 1000.0
+    for number in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, 40))
+        stop = start + draw(st.integers(0, 60))
+        marks, position = [], draw(st.integers(0, 20))
+        for _ in range(draw(st.integers(0, 12))):
+            wall += draw(st.integers(1, 50))
+            position += draw(st.integers(0, 15))
+            if not marks or marks[-1].position < place(position):
+                marks.append(Mark(wall, 1, place(position)))
+        ends = draw(st.lists(st.integers(0, 80), max_size=3))
+        bases = tuple(Base(f"b{number}-{end}", 1, place(end), wall) for end in ends)
+        last = number == 2 or draw(st.booleans())
+        wall += 10
+        made.append(
+            Archive(
+                id=f"a{number}", opened_wall=wall, timeline=1, start=place(start) if stop > start else "",
+                stop=place(stop) if stop > start else "", closed=None if last else Closed.GAP,
+                closed_wall=None if last else wall, bases=bases, marks=tuple(marks),
+            )
+        )  # fmt: skip
+        wall += draw(st.integers(1, 100))
+        if last:
+            break
+    return made
+
+
+@given(archives(), st.floats(900, 3500), st.one_of(st.none(), st.floats(900, 3500)))
+def test_what_is_said_to_be_restorable_is_there_without_a_gap(
+    found: list[Archive], at: float, idle: float | None
+) -> None:
+    said = resolve(found, at, idle)
+    windows = [each for one in found if (each := window(one, idle if one is found[-1] else None))]
+    inside = [each for each in windows if each.earliest <= at <= each.latest]
+    if isinstance(said, Not):
+        assert not inside
+        assert said.reason
+        return
+    assert isinstance(said, Restorable)
+    archive = next(one for one in found if one.id == said.point.archive_id)
+    assert archive.id in [each.archive_id for each in inside]
+    assert said.base in archive.bases
+    assert said.base.stop <= said.point.position
+    if said.base.stop < said.point.position:
+        assert archive.start <= said.base.stop
+        assert said.point.position <= archive.stop
+    # The greatest position that was known by then, and none that became known later.
+    known = [mark for mark in archive.marks if mark.wall <= at]
+    assert said.point.position == known[-1].position
+
+
+@given(archives(), st.floats(900, 3500), st.floats(0, 2000))
+def test_a_later_moment_never_restores_less(found: list[Archive], at: float, more: float) -> None:
+    before, after = resolve(found, at), resolve(found, at + more)
+    if isinstance(before, Restorable) and isinstance(after, Restorable):
+        first, second = before.point, after.point
+        assert (first.archive_id, first.position) <= (second.archive_id, second.position)
+
+
+@given(archives(), st.lists(st.integers(0, 80), max_size=2), st.booleans(), st.booleans())
+def test_nothing_is_trimmed_that_a_base_or_a_reader_needs(
+    found: list[Archive], readers: list[int], removed: bool, live: bool
+) -> None:
+    for archive in found:
+        reads = [place(one) for one in readers]
+        below = not_needed_below(archive, removed=removed, reads_from=reads, live=live)
+        assert all(below <= one for one in reads)
+        if not removed:
+            assert all(below <= base.stop for base in archive.bases)
+        if removed and not reads:
+            assert below == EVERYTHING
+        if live and not archive.bases and not reads and not removed:
+            assert below == ""
+
+
+@given(archives(), st.floats(0, 300), st.floats(1, 100))
+def test_thinned_marks_still_answer_within_their_coarseness(
+    found: list[Archive], fine: float, coarse: float
+) -> None:
+    for archive in found:
+        if not archive.marks:
+            continue
+        now = archive.marks[-1].wall
+        gone = thinned(archive.marks, now, fine, coarse)
+        left = [mark for mark in archive.marks if mark not in gone]
+        assert left[-1] == archive.marks[-1]
+        assert all(mark.wall < now - fine for mark in gone)
+        for mark in gone:  # another of its time stands for it, and it is not far behind
+            later = [one for one in left if one.wall >= mark.wall]
+            assert later[0].wall - mark.wall <= coarse
+
+
+def test_moments_in_a_gap_are_refused_and_the_gap_is_named() -> None:
+    first = Archive(
+        id="a1", opened_wall=0.0, timeline=1, start=place(0), stop=place(10), closed=Closed.GAP,
+        closed_wall=150.0, bases=(Base("b1", 1, place(2), 50.0),),
+        marks=(Mark(60.0, 1, place(3)), Mark(100.0, 1, place(9)), Mark(140.0, 1, place(15))),
+    )  # fmt: skip
+    second = Archive(
+        id="a2", opened_wall=150.0, timeline=1, start=place(20), stop=place(40),
+        bases=(Base("b2", 1, place(21), 200.0),), marks=(Mark(210.0, 1, place(22)),),
+    )  # fmt: skip
+    said = resolve([first, second], 145.0)
+    assert isinstance(said, Not)
+    assert "gap" in said.reason
+    assert "1970-01-01T00:02:19Z to 1970-01-01T00:03:30Z" in said.reason
+    assert isinstance(resolve([first, second], 100.0), Restorable)
+    assert isinstance(resolve([first, second], 210.0), Restorable)
+    # At rest: what was known last is the answer for as long as nothing can have happened.
+    assert isinstance(resolve([first, second], 300.0), Not)
+    idle = resolve([first, second], 300.0, 310.0)
+    assert isinstance(idle, Restorable)
+    assert idle.point.position == place(22)
+
+
+def test_the_newest_base_that_reaches_the_moment_is_taken() -> None:
+    archive = Archive(
+        id="a1", opened_wall=0.0, timeline=2, start=place(0), stop=place(50),
+        bases=(
+            Base("old", 2, place(5), 1.0), Base("new", 2, place(20), 2.0), Base("other", 1, place(1), 3.0),
+        ),
+        marks=(Mark(10.0, 2, place(10)), Mark(20.0, 2, place(30))),
+    )  # fmt: skip
+    early, late = resolve([archive], 10.0), resolve([archive], 20.0)
+    assert isinstance(early, Restorable)
+    assert isinstance(late, Restorable)
+    assert (early.base.backup_id, late.base.backup_id) == ("old", "new")
+    behind = msgspec.structs.replace(archive, start=place(10))
+    assert isinstance(resolve([behind], 10.0), Not)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_places_of_lsns_sort_as_the_log_does(number: int) -> None:
+    lsn = f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
+    assert int(lsn_place(lsn), 16) == number
+    assert lsn_of(lsn_place(lsn)) == lsn
