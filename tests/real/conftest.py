@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,26 +27,39 @@ def namespace() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def database_image() -> Path:
-    """Of the code as it is now; what comes from Debian was fetched by set-up."""
-    if found := why_not():
-        pytest.skip(found)
-    folder = dbimage.default_folder()
-    if not (folder / "manifest.json").exists():
-        pytest.skip("the database image was not built: scripts/setup (make test does it)")
-    try:
-        dbimage.build(folder)
-    except BuildError as error:
-        pytest.skip(f"the database image cannot be built here: {error}")
-    return folder
+def images() -> Callable[[str], Path]:
+    """A datastore's image, of the code as it is now; what comes from Debian was fetched by set-up."""
+
+    @functools.cache
+    def built(datastore: str) -> Path:
+        if found := why_not():
+            pytest.skip(found)
+        folder = dbimage.default_folder(datastore)
+        if not (folder / "manifest.json").exists():
+            how = "scripts/setup (make test does it)" if datastore == "postgresql" else f"make {datastore}"
+            pytest.skip(f"the image of {datastore} was not built: {how}")
+        try:
+            dbimage.build(folder, datastore)
+        except BuildError as error:
+            pytest.skip(f"the image of {datastore} cannot be built here: {error}")
+        return folder
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def database_image(images: Callable[[str], Path]) -> Path:
+    return images("postgresql")
 
 
 @pytest.fixture(scope="module")
-def made(database_image: Path) -> Iterator[DatabaseCloud]:
-    """One cloud for a module's tests; its paths are short, because sockets lie in it."""
+def made(images: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[DatabaseCloud]:
+    """One cloud for a module's tests; its paths are short, because sockets lie in it. Its parameter, where a
+    module has one, is the datastore."""
+    datastore = getattr(request, "param", "postgresql")
     with (
         tempfile.TemporaryDirectory(prefix="unstuck-db-") as root,
-        database_cloud(Path(root), database_image) as cloud,
+        database_cloud(Path(root), images(datastore), datastore) as cloud,
     ):
         yield cloud
 

@@ -18,12 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import httpx2
 import msgspec
 import psycopg
+import pytest
 
+from tests.real.datastore_kits import KITS, PASSWORD, USER, Kit, comm, ended, line
 from tests.real.fault_cloud import FaultCloud, cloud_in
 from unstuck.blobs import stores
 from unstuck.blobs.objects import Entry, FolderObjects, Location, Objects, open_objects
@@ -38,24 +40,28 @@ from unstuck.runtime.processes import start_time
 
 T = TypeVar("T")
 
+BOTH: Final = pytest.mark.parametrize(
+    "made", ["postgresql", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True, scope="module"
+)
+"""Mark of a module: each of its tests once for each datastore."""
+RIGHT: Final = "word = md5(cast(id AS char(20)))"
+"""A row of the ledger is as it was written."""
+
 HERE: Final = "10.77.0.1/32"
-USER: Final = "anna"
-PASSWORD: Final = "secret-1"
 LIMITS: Final = Wish(
     claim=20.0, starting=8.0, copying=8.0, finishing=8.0, uploading=8.0, verify=30.0, unknown=15.0, attempts=3
 )
 """What these tests give a backup, in seconds; a real operator gives minutes."""
 LEASE: Final = 30.0
 """Seconds of an agent's silence that its attempt survives (core/backup/control.py)."""
-BULK: Final = 24
-"""MiB of data that does not compress: more than an agent and the pipes hold on their way."""
 
 
 class Writer:
     """One row after the other from outside; what was acknowledged is remembered, what was not is retried
     under a new number. A row that was sent and not acknowledged may be there or not."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, kit: Kit, address: str) -> None:
+        self.kit = kit
         self.address = address
         self.sent = 0
         self.acknowledged: list[int] = []
@@ -67,14 +73,14 @@ class Writer:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with login(self.address, "shop", 3) as connection:
+                with self.kit.login(self.address, "shop", 3) as connection:
                     while not self._stop.is_set():
                         self.sent += 1
                         row = self.sent
-                        connection.execute("INSERT INTO ledger VALUES (%s, md5(%s::text))", [row, row])
+                        self.kit.insert(connection, row)
                         self.acknowledged.append(row)
                         self._stop.wait(0.01)
-            except psycopg.Error as error:
+            except self.kit.error as error:
                 self.last_error = str(error)
                 self._stop.wait(0.2)
 
@@ -84,25 +90,44 @@ class Writer:
 
 
 def login(address: str, database: str, seconds: int = 5, user: str = USER) -> psycopg.Connection[Any]:
-    words = f"host={address} user={user} password={PASSWORD} dbname={database} connect_timeout={seconds}"
-    return psycopg.connect(
-        f"{words} tcp_user_timeout=5000 keepalives_idle=2 keepalives_interval=1", autocommit=True
-    )
+    """Into a PostgreSQL."""
+    found: psycopg.Connection[Any] = KITS["postgresql"].login(address, database, seconds, user)
+    return found
 
 
 class Hold:
-    """A process that stands until it is let go on; also when the test fails."""
+    """A process that stands until it is let go on; also when the test fails. Held by several, it stands until
+    all of them let it go."""
+
+    _held: ClassVar[dict[int, int]] = {}
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._start = start_time(pid)
+        self._held[pid] = self._held.get(pid, 0) + 1
         os.kill(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        if self._start is not None and start_time(self.pid) == self._start:
+        if self._start is None:
+            return
+        self._held[self.pid] -= 1
+        if self._held[self.pid] == 0 and start_time(self.pid) == self._start:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
         self._start = None
+
+
+class Other(Hold):
+    """A process that holds something in the server until it is let go on, which is its end."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process: subprocess.Popen[str] | None = process
+        self.pid = process.pid
+
+    def go_on(self) -> None:
+        if self._process is not None:
+            ended(self._process)
+        self._process = None
 
 
 class Instance:
@@ -110,6 +135,7 @@ class Instance:
 
     def __init__(self, made: DatabaseCloud, instance_id: str) -> None:
         self.made = made
+        self.kit = made.kit
         self.cloud = made.cloud
         self.id = instance_id
         self.address = ""
@@ -136,17 +162,16 @@ class Instance:
 
     def prepare(self) -> None:
         """Its bulk of data and the table that the writer writes into."""
-        self.until_healthy()
+        self.until_healthy(240.0)
         self.find_server()
         self.address = next(item["address"] for item in self.shown()["addresses"])
         self.cloud.until("it lets its user in", self.reaches)
-        with login(self.address, "shop") as connection:
-            connection.execute("CREATE TABLE ledger (id bigint PRIMARY KEY, word text NOT NULL)")
-            connection.execute(
-                "CREATE TABLE bulk AS SELECT string_agg(md5(random()::text), '') AS x"
-                f" FROM generate_series(1, {BULK * 32768}) n GROUP BY n % {BULK * 64}"
-            )
-        self.writer = Writer(self.address)
+        with self.login() as connection:
+            self.kit.prepare(connection)
+        self.writer = Writer(self.kit, self.address)
+
+    def login(self, seconds: int = 5) -> Any:
+        return self.kit.login(self.address, "shop", seconds)
 
     def until_error(self, words: str, seconds: float = 90.0) -> dict[str, Any]:
         """In ERROR for good, and saying so in these words (a pattern); never healthy on the way."""
@@ -180,7 +205,7 @@ class Instance:
         self.until_healthy()
 
     def reaches(self) -> bool:
-        with contextlib.suppress(psycopg.OperationalError), login(self.address, "shop", 2):
+        with contextlib.suppress(self.kit.error), self.login(2):
             return True
         return False
 
@@ -213,30 +238,44 @@ class Instance:
 
     def agents(self) -> list[int]:
         """Not the guest's PID 1, in whose command line theirs is."""
-        return [pid for pid in self.named("unstuck.guest ") if b"unstuck.guest.init" not in _line(pid)]
+        return [pid for pid in self.named("unstuck.guest ") if b"unstuck.guest.init" not in line(pid)]
 
     def agent(self, seconds: float = 60.0) -> int:
         return self.cloud.until("an agent in the guest", self.agents, seconds=seconds)[0]
 
     def tool(self, seconds: float = 30.0) -> int:
-        """pg_basebackup itself, not the leash that it runs on."""
+        """The one that makes the copy itself, not the leash that it runs on."""
 
         def found() -> list[int]:
-            return [pid for pid in self.pids() if _comm(pid) == "pg_basebackup"]
+            return [pid for pid in self.pids() if comm(pid) == self.kit.tool]
 
-        return self.cloud.until("pg_basebackup runs", found, seconds=seconds)[0]
+        return self.cloud.until(f"{self.kit.tool} runs", found, seconds=seconds)[0]
 
     def sender(self, seconds: float = 30.0) -> int:
         return self.one("walsender", seconds)
 
     def postmaster(self) -> int:
         def found() -> list[int]:
-            return [pid for pid in self.pids() if _comm(pid) == "postgres" and b"/bin/postgres" in _line(pid)]
+            return [pid for pid in self.pids() if self.kit.is_server(pid)]
 
         return self.cloud.until("the server runs", found)[0]
 
     def run_inside(self, script: str, *arguments: str) -> str:
         """A Python program in the guest as its agent's user, as somebody who broke in would run it."""
+        done = subprocess.run(self._inside(script, *arguments), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start_inside(self, script: str) -> subprocess.Popen[str]:
+        """The same, in the background, once it has said its first line."""
+        made = subprocess.Popen(
+            self._inside(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert made.stdout is not None
+        assert made.stdout.readline(), "it ended without a word"
+        return made
+
+    def _inside(self, script: str, *arguments: str) -> list[str]:
         pid = self.agent()
         status = Path(f"/proc/{pid}/status").read_text()
         uid, gid = (re.search(rf"^{word}:\s+(\d+)", status, re.MULTILINE) for word in ("Uid", "Gid"))
@@ -244,24 +283,24 @@ class Instance:
         assert gid is not None
         offset = int(Path(f"/proc/{pid}/uid_map").read_text().split()[1])
         inside = [str(int(found[1]) - offset) for found in (uid, gid)]
-        done = subprocess.run(
-            ["nsenter", "-t", str(pid), "--user", "--mount", "--pid", "--net", "--ipc", "--root", "--wd=/",
-             "--setuid", inside[0], "--setgid", inside[1],
-             "/usr/bin/env", "PYTHONPATH=/usr/lib/unstuck/python",
-             "/usr/bin/python3", "-c", script, *arguments],
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return [
+            "nsenter", "-t", str(pid), "--user", "--mount", "--pid", "--net", "--ipc", "--root", "--wd=/",
+            "--setuid", inside[0], "--setgid", inside[1],
+            "/usr/bin/env", "PYTHONPATH=/usr/lib/unstuck/python",
+            "/usr/bin/python3", "-c", script, *arguments,
+        ]  # fmt: skip
 
     def hold(self, pid: int) -> Hold:
         made = Hold(pid)
-        self._holds.append(made)
-        self.cloud.note(f"holds {pid} ({_comm(pid)})")
+        self.holds(made)
         return made
 
+    def holds(self, hold: Hold) -> None:
+        self._holds.append(hold)
+        self.cloud.note(f"holds {hold.pid} ({comm(hold.pid)})")
+
     def kill(self, pid: int) -> None:
-        self.cloud.note(f"kills {pid} ({_comm(pid)})")
+        self.cloud.note(f"kills {pid} ({comm(pid)})")
         os.kill(pid, signal.SIGKILL)
 
     def kill_agent(self) -> int:
@@ -360,26 +399,7 @@ class Instance:
 
     def held(self, phase: str, name: str = "held") -> tuple[str, list[Hold]]:
         """A backup that stands in this phase while its agent is healthy, and what holds it."""
-        match phase:
-            case "starting":
-                holds = [self.hold(self.one("checkpointer"))]
-                backup_id = self.request(name)
-                self.tool()
-            case "copying":
-                backup_id, holds = self.held("starting", name)
-                sender, tool = self.sender(), self.tool()
-                before = _written(tool)
-                holds[0].go_on()
-                spin(self.cloud, "data flows", lambda: _written(tool) > before + (1 << 20))
-                holds = [self.hold(sender)]
-            case "finishing":
-                backup_id, holds = self.held("starting", name)
-                sender = self.sender()
-                holds[0].go_on()
-                spin(self.cloud, "the log is sent", lambda: _reads_log(sender))
-                holds = [self.hold(sender)]
-            case _:
-                raise ValueError(phase)
+        backup_id, holds = self.kit.held(self, phase, name)
         self.until_phase(backup_id, phase)
         return backup_id, holds
 
@@ -398,8 +418,8 @@ class Instance:
         assert self.writer is not None
         known = set(self.writer.acknowledged)
         self.cloud.until("it lets its user in", self.reaches)
-        with login(self.address, "shop") as connection:
-            rows = connection.execute("SELECT id FROM ledger WHERE word = md5(id::text)").fetchall()
+        with self.login() as connection:
+            rows = self.kit.rows(connection, f"SELECT id FROM ledger WHERE {RIGHT}")
         lost = known - {row[0] for row in rows}
         assert not lost, f"{len(lost)} of {len(known)} acknowledged rows are lost: {sorted(lost)[:10]}"
 
@@ -415,12 +435,11 @@ class Instance:
         if not self.address:
             self.address = next(item["address"] for item in self.shown()["addresses"])
         self.cloud.until("it lets its user in", self.reaches)
-        with login(self.address, "shop") as connection:
-            rows = connection.execute("SELECT id, word = md5(id::text) FROM ledger ORDER BY id").fetchall()
-            bulk = connection.execute("SELECT md5(string_agg(x, '' ORDER BY x)) FROM bulk").fetchone()
-        with login(source.address, "shop") as connection:
-            wanted = connection.execute("SELECT md5(string_agg(x, '' ORDER BY x)) FROM bulk").fetchone()
-        assert bulk == wanted
+        with self.login() as connection:
+            rows = self.kit.rows(connection, f"SELECT id, {RIGHT} FROM ledger ORDER BY id")
+            bulk = self.kit.bulk(connection)
+        with source.login() as connection:
+            assert bulk == self.kit.bulk(connection)
         found = [row[0] for row in rows]
         assert all(row[1] for row in rows)
         acknowledged = source.writer.acknowledged
@@ -439,16 +458,13 @@ class Instance:
             "rows are acknowledged", lambda: len(writer.acknowledged) > before + 3, lambda: writer.last_error
         )
 
-    def slots(self) -> list[str]:
-        with login(self.address, "shop") as connection:
-            return [row[0] for row in connection.execute("SELECT slot_name FROM pg_replication_slots")]
-
     def nothing_left(self) -> None:
         """No tool, no leash, no sender, no slot; on the host no file of an attempt but the last one's."""
 
         def left() -> list[str]:
-            found = [f"{pid} {_line(pid)[:80]!r}" for pid in self.pids() if _is_tool(pid)]
-            found += [f"slot {name}" for name in self.slots()]
+            found = [f"{pid} {line(pid)[:80]!r}" for pid in self.pids() if self.kit.is_tool(pid)]
+            with self.login() as connection:
+                found += self.kit.left(connection)
             folder = self.cloud.state.host / "servers" / self.server_id
             ledgers = sorted(path.name for path in folder.glob("attempt-*.log"))
             found += ledgers[1:]
@@ -489,8 +505,9 @@ class Instance:
 class DatabaseCloud:
     """A cloud whose backups have short deadlines, and what is in its stores of objects."""
 
-    def __init__(self, cloud: FaultCloud) -> None:
+    def __init__(self, cloud: FaultCloud, kit: Kit = KITS["postgresql"]) -> None:
         self.cloud = cloud
+        self.kit = kit
         self.instances: list[Instance] = []
         self.forgotten: list[str] = []
         """Backups that the store knows no more, and whose objects are there all the same."""
@@ -592,11 +609,12 @@ class DatabaseCloud:
 
 @contextlib.contextmanager
 def database_cloud(
-    root: Path, image: Path, *, base_seconds: float = 1e9, archive_seconds: int = 60
-) -> Iterator[DatabaseCloud]:
+    root: Path, image: Path, datastore: str = "postgresql", *, base_seconds: float = 1e9,
+    archive_seconds: int = 60,
+) -> Iterator[DatabaseCloud]:  # fmt: skip
     """Control plane and host agent run; whatever still runs in the end is ended."""
     with cloud_in(root) as cloud:
-        made = DatabaseCloud(cloud)
+        made = DatabaseCloud(cloud, KITS[datastore])
         cloud.environment["UNSTUCK_TRASH_SECONDS"] = "0"
         # Bases that make themselves are what other tests are about; here they would be in the way.
         cloud.environment["UNSTUCK_BASE_SECONDS"] = str(base_seconds)
@@ -631,41 +649,3 @@ def spin(cloud: FaultCloud, what: str, condition: Callable[[], bool], seconds: f
         if time.monotonic() > over:
             cloud.fail(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.001)
-
-
-def _line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    return b""
-
-
-def _comm(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
-def _is_tool(pid: int) -> bool:
-    line = _line(pid)
-    return b"pg_basebackup" in line or b"walsender" in line
-
-
-def _written(pid: int) -> int:
-    """Bytes that a process has written so far."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-            if line.startswith("wchar:"):
-                return int(line.split()[1])
-    return 0
-
-
-def _reads_log(pid: int) -> bool:
-    """It has a segment of the write-ahead log open for reading; for writing it has one all the time."""
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if "/pg_wal/0" in str(path.readlink()):
-                    words = (path.parents[1] / "fdinfo" / path.name).read_text().split()
-                    if int(words[words.index("flags:") + 1], 8) & os.O_ACCMODE == os.O_RDONLY:
-                        return True
-    return False

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.blobs.conftest import S3Server, s3_is_built
 from tests.proof import proves
-from tests.real.database_cloud import DatabaseCloud, Instance, login
+from tests.real.database_cloud import BOTH, DatabaseCloud, Instance
 from unstuck.blobs import keyring
 from unstuck.blobs.objects import Location
 from unstuck.cli.errors import CliError
@@ -26,6 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("database"),
     pytest.mark.timeout(600),
+    BOTH,
 ]
 KILLS = 50
 
@@ -119,7 +119,7 @@ def test_a_damaged_backup_is_named_and_makes_no_database(
     broken = made.create("broken", backup)
     fault = broken.until_error(word)
     address = broken.shown()["addresses"][0]["address"]
-    with pytest.raises(psycopg.OperationalError), login(address, "shop", 2):
+    with pytest.raises(made.kit.error), made.kit.login(address, "shop", 2):
         pass
     assert fault["operating_status"] != "HEALTHY"
     with pytest.raises(CliError, match="cannot be restored"):

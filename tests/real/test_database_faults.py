@@ -16,13 +16,18 @@ import msgspec
 import pytest
 
 from tests.proof import proves
-from tests.real.database_cloud import LEASE, DatabaseCloud, Instance
+from tests.real.database_cloud import BOTH, LEASE, DatabaseCloud, Instance
 from tests.real.failing_stores import Far, far, small
 from unstuck.blobs.objects import Location
 
 __all__ = ["far", "small"]
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("database"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.xdist_group("database"),
+    pytest.mark.timeout(300),
+    BOTH,
+]
 PHASES = ["starting", "copying", "finishing"]
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import pytest
 
 from tests.proof import proves
-from tests.real.database_cloud import LEASE, Instance
+from tests.real.database_cloud import BOTH, LEASE, Instance
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.xdist_group("database"),
     pytest.mark.timeout(300),
+    BOTH,
 ]
 PHASES = ["starting", "copying", "finishing"]
 
