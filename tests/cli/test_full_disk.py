@@ -44,7 +44,7 @@ class Disk:
 
 @pytest.fixture
 def disk(small_disk: Callable[[int], Path]) -> Disk:
-    return Disk(small_disk(256 << 20))
+    return Disk(small_disk(384 << 20))
 
 
 @pytest.fixture

@@ -53,9 +53,9 @@ def bads(of: Parameter) -> list[Any]:
         case Kind.STRING:
             return ["nonsense", 12345, f"{of.choices[0]},{of.choices[0]}"]
         case Kind.INTEGER:
-            return [of.least - 2, of.most + 1, True, 1.5]
+            return [*({of.least - 2} - {*of.also}), of.most + 1, True, 1.5]
         case Kind.FLOAT:
-            return [of.least - 2, of.most + 1, True]
+            return [*({of.least - 2} - {*of.also}), of.most + 1, True]
 
 
 def test_none_of_them_names_a_file_a_program_or_an_address_or_weakens_what_backups_need() -> None:

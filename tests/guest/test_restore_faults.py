@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,6 +128,7 @@ def fails_closed(target: Guest, code: str, words: str) -> None:
     assert view.data is Thing.ABSENT
     assert view.step is GuestStep.WAITING
     assert not (target.volume / "database").exists()
+    time.sleep(1.0)  # what was asked for ahead of the piece that is wrong still comes
     fetched = len(target.host.fetched)
     # And that stays so: nothing is tried again, nothing is made instead.
     with pytest.raises(AssertionError):

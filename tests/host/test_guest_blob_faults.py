@@ -216,11 +216,11 @@ def test_a_restore_is_refused_what_is_not_what_was_written(tmp_path: Path) -> No
             assert isinstance((await guest.ask(AskRestore()))[0], Restore)
             said, blob = await guest.ask(Fetch(0))
             assert isinstance(said, Refused)
-            assert said.code == "invalid"
+            assert said.code == "damaged"
             assert blob == b""
             said, _ = await guest.ask(Fetch(1))
             assert isinstance(said, Refused)
-            assert said.code == "gone"
+            assert said.code == "damaged"
             assert (await guest.ask(Fetch(2)))[0] == Done()
             site.cloud.root.rename(tmp_path / "away")  # not mounted: nothing can be said
             said, _ = await guest.ask(Fetch(2))
@@ -294,7 +294,7 @@ def test_over_http_each_answer_of_the_control_plane_keeps_its_meaning(tmp_path: 
                 (site.cloud.root / key).unlink()
                 said, _ = await guest.ask(Fetch(0))
                 assert isinstance(said, Refused)
-                assert said.code == "gone"
+                assert said.code == "damaged"
             await control.close()
 
     play(work)

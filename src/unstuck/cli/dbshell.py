@@ -76,7 +76,8 @@ def enter(
     if not password:
         if not sys.stdin.isatty():
             raise CliError(
-                f"No terminal to ask for the password of {user}: set {client.variable}, or --new-password."
+                f"No terminal to ask for the password of {user}: "
+                f"set {client.variable}, or say --new-password."
             )
         password = getpass.getpass(f"Password of {user}: ")
     environment = {**os.environ, client.variable: password}

@@ -74,6 +74,8 @@ class Attempts:
 
     async def store(self, ask: Store, blob: bytes) -> Response:
         attempt = await self._mine(ask.nonce)
+        if attempt.ended:
+            raise refuse("late", "this attempt has ended")
         chunk, ledger = ask.chunk, attempt.ledger
         check_chunk(chunk, attempt.chunk_size, len(ledger.chunks))
         if len(blob) != chunk.sealed_length or await self._desk.digest(blob) != chunk.sealed_digest:

@@ -49,7 +49,10 @@ GUEST_ASKS = frozenset(
     )
 )  # fmt: skip
 """What a guest's agent says to its host."""
-OBJECT_CALLS = frozenset({"guests.store", "guests.manifest", "guests.reread", "guests.fetch"})
+OBJECT_CALLS = frozenset({
+    "guests.store", "guests.manifest", "guests.reread", "guests.fetch", "guests.keep-object",
+    "guests.fetch-log",
+})  # fmt: skip
 
 
 class Verdict(msgspec.Struct, frozen=True):

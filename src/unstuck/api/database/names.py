@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Final
 
 from unstuck.api.database.common import invalid
@@ -63,4 +64,4 @@ def password_verifier(password: str, field: str, naming: Naming) -> str:
     """What the datastore stores of a password; the password itself is forgotten here."""
     if not password or len(password.encode()) > PASSWORD_MAX:
         invalid(field, f"it must be 1 to {PASSWORD_MAX} bytes long.")
-    return naming.verifier(password)
+    return naming.verifier(password, secrets.token_bytes(16))

@@ -5,7 +5,6 @@ take for something else. Pure; the guests check again by themselves.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +17,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
     """One datastore's. ``longest``: bytes of UTF-8. ``plane``: only characters of Unicode's first plane.
 
     ``hosts``: the form of a user's host, None where users have none. ``verifier``: what is stored of a
-    password.
+    password, with 16 fresh random bytes where it is salted.
     """
 
     longest: int
@@ -28,7 +27,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
     databases: frozenset[str]
     database_prefixes: tuple[str, ...]
     hosts: str | None
-    verifier: Callable[[str], str]
+    verifier: Callable[[str, bytes], str]
 
     def fault_of_user(self, name: str) -> str | None:
         """What is wrong with a user's name; None if nothing is."""
@@ -59,8 +58,12 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def _scram(password: str) -> str:
-    return scram.verifier(password, salt=secrets.token_bytes(16))
+def _scram(password: str, salt: bytes) -> str:
+    return scram.verifier(password, salt=salt)
+
+
+def _native(password: str, _salt: bytes) -> str:
+    return native.verifier(password)
 
 
 POSTGRESQL: Final = Naming(
@@ -84,7 +87,7 @@ MARIADB: Final = Naming(
     databases=frozenset({"information_schema", "mysql", "performance_schema", "sys", "lost+found"}),
     database_prefixes=("unstuck", "#mysql50#"),
     hosts=r"%|[0-9]{1,3}(\.([0-9]{1,3}|%)){0,3}",
-    verifier=native.verifier,
+    verifier=_native,
 )  # fmt: skip
 
 NAMINGS: Final = {"postgresql": POSTGRESQL, "mariadb": MARIADB}
