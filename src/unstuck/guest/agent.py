@@ -88,6 +88,7 @@ class Agent:
         self._failures = 0
         self._final: tuple[Do, DatabaseWant] | None = None
         self._trouble: Trouble | None = None
+        self._restoring = False
         self._asked: dict[str, str] = {}
         self._threads = threads
         self._backups = Backups(port, control, datastore, threads)
@@ -223,7 +224,13 @@ class Agent:
         log.info("acts", do=do.value)
         try:
             if do is Do.RESTORE:  # many effects
-                await restore(self._port, self._control, self._datastore, want, self._threads, self._moved)
+                self._restoring = True
+                try:
+                    await restore(
+                        self._port, self._control, self._datastore, want, self._threads, self._moved
+                    )
+                finally:
+                    self._restoring = False
             else:
                 await self._effect(f"guest.{do.value}", lambda: self._do(do, want))
         except (DatastoreError, OSError) as error:
@@ -261,6 +268,8 @@ class Agent:
                 assert_never(never)
 
     def _moved(self, done: int, total: int, waits_for: str) -> None:
+        if not self._restoring:
+            return  # pieces that were asked for ahead; why it ended is not to be taken back
         self._progress = (done, total)
         if self._view is None:
             return
