@@ -67,11 +67,16 @@ OPEN = frozenset({
 """Scenarios in which single faults are known to violate something, and nobody has mended it yet
 (docs/simulator.md names the schedules). A sample leaves them out; all single faults have them."""
 
+OPEN_CASES = frozenset({"parameters_change:175:repeated"})
+"""Single ones of the same kind: a late copy of a guest's older word is taken for its newest."""
+
 
 def database_cases(every: int = 1, scenarios: Iterable[str] = tuple(DATABASE_SCENARIOS)) -> Iterator[Case]:
     """The same for databases: every so many-th of them, and each effect in the same world only once."""
     chosen = [name for name in scenarios if every == 1 or name not in OPEN]
-    yield from itertools.islice(exhaustive_cases(chosen, set()), 0, None, every)
+    for case in itertools.islice(exhaustive_cases(chosen, set()), 0, None, every):
+        if every == 1 or case.name not in OPEN_CASES:
+            yield case
 
 
 def setback_cases() -> Iterator[Case]:
