@@ -12,11 +12,13 @@ import pytest
 from sqlalchemy.pool import QueuePool
 
 from tests import postgres as own
+from tests.s3_server import S3Server, s3_is_built
 from tests.stores import SharedTables, longer_than_their_columns, opened
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a server which takes seconds to start run in one process, so that there is one."""
     for item in items:
@@ -90,6 +92,16 @@ def store(tmp_path: Path, sqlite_template: Path) -> Iterator[Store]:
     too_long = made.read(longer_than_their_columns)
     made.close()
     assert not too_long, "SQLite takes any length, PostgreSQL answers the same request with an error"
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server for all tests of this process; each takes a bucket of its own."""
+    if not s3_is_built():
+        pytest.skip("the S3 server for tests is not installed: scripts/s3-server build (make test does it)")
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 from agents_site import Site
-from tests.blobs.conftest import s3
 
 from unstuck.store.engine import Store
-
-__all__ = ["s3"]
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from backup_site import BackupCloud, Instance
-from tests.blobs.conftest import S3Server
 from tests.faulty_store import FaultyStore
+from tests.s3_server import S3Server
 
 from unstuck.blobs.manifest import digest as digest_of
 from unstuck.blobs.manifest import manifest_key

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.blobs.conftest import S3Server
 from tests.guest_cloud import PIECE
 from tests.guest_site import Site, content_of, pieces_of, play
+from tests.s3_server import S3Server
 from unstuck.blobs import manifest as manifests
 from unstuck.blobs.objects import open_objects
 from unstuck.core.instance.guestwire import AskRestore, Done, Fetch, Finish, NotNow, Restore, Store, Take

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.blobs.conftest import S3Server
 from tests.faulty_store import FaultyStore
+from tests.s3_server import S3Server
 from unstuck.blobs.objects import (
     BlobError,
     Conflict,
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Objects:
     return open_objects(Location(f"file://{root}".replace(" ", "%20")))
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.xdist_group("s3"))])
 def store(request: pytest.FixtureRequest) -> Objects:
     """Each kind of store; the same must hold for all."""
     if request.param == "folder":

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.blobs.conftest import S3Server, s3_is_built
 from tests.faulty_store import FaultyStore
 from tests.real.database_cloud import DatabaseCloud
+from tests.s3_server import S3Server, s3_is_built
 from unstuck.blobs import stores
 
 

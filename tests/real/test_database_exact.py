@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.blobs.conftest import S3Server, s3_is_built
 from tests.proof import proves
 from tests.real.database_cloud import BOTH, DatabaseCloud, Instance
 from unstuck.blobs import keyring
