@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -58,6 +61,29 @@ def offer(guest: Guest, nonce: str, **changes: object) -> BackupWant:
     backup = guest.backup_want(nonce, **changes)
     guest.host.wants(guest.want(origin=SHOP, data_recorded=True, backup=backup))
     return backup
+
+
+@contextlib.contextmanager
+def written_to(guest: Guest) -> Iterator[None]:
+    """Small transactions, one after the other: each commit wakes whoever sends to a client of the log."""
+    enough = threading.Event()
+
+    def write() -> None:
+        with guest.connect() as connection:
+            while not enough.is_set():
+                connection.execute("INSERT INTO busy VALUES (1)")
+
+    with guest.connect() as connection:
+        connection.execute("CREATE TABLE busy (number int)")
+        with ThreadPoolExecutor(3) as threads:
+            done = [threads.submit(write) for _ in range(3)]
+            try:
+                yield
+            finally:
+                enough.set()
+                for one in done:
+                    one.result(30)
+        connection.execute("DROP TABLE busy")
 
 
 def slots(guest: Guest) -> list[str]:
@@ -180,11 +206,12 @@ def test_a_full_store_is_waited_for_and_shown_as_what_is_waited_for(guest: Guest
     wait_for(lambda: "full" in guest.host.finished, 30)
 
 
-@pytest.mark.slow
-def test_a_store_that_stays_full_ends_the_attempt(guest: Guest) -> None:
+def test_a_store_that_stays_full_ends_the_attempt_however_busy_the_database_is(guest: Guest) -> None:
+    """Each commit wakes the server's sender, which so has used some processor time: that is no progress."""
     guest.host.full = "the bucket is full"
-    offer(guest, "fuller", stalls=QUICK)
-    assert "the blob store took no piece: the bucket is full" in gave_up(guest, "fuller")
+    with written_to(guest):
+        offer(guest, "fuller", stalls={**QUICK, "uploading": 4.0})
+        assert "the blob store took no piece: the bucket is full" in gave_up(guest, "fuller")
     assert guest.host.renewals[-1].put_off == "the bucket is full"
     nothing_is_left(guest)
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.proof import proves
 from tests.real.database_cloud import BOTH, DatabaseCloud, Instance
+from tests.s3_server import S3Server, s3_is_built
 from unstuck.blobs import keyring
 from unstuck.blobs.objects import Location
 from unstuck.cli.errors import CliError
