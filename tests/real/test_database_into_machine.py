@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.blobs.conftest import S3Server, s3_is_built
 from tests.proof import proves
 from tests.real.container_stage import why_not
 from tests.real.database_cloud import DatabaseCloud, Instance, database_cloud, login
+from tests.s3_server import S3Server, s3_is_built
 from unstuck.cli import guests
 from unstuck.host import cpio, dbkernel
 from unstuck.host.built import file_entry
