@@ -11,9 +11,10 @@ from unstuck.core.instance.naming import MARIADB, NAMINGS, POSTGRESQL, Naming
 def test_a_native_verifier_is_the_servers_own() -> None:
     """As ``SELECT PASSWORD('test')`` says it."""
     assert native.verifier("test") == "*94BDCEBE19083CE2A1F959FD02F964C7AF4CFC29"
-    assert MARIADB.verifier("test") == native.verifier("test")
-    assert POSTGRESQL.verifier("test").startswith("SCRAM-SHA-256$4096:")
-    assert POSTGRESQL.verifier("test") != POSTGRESQL.verifier("test")
+    one, other = bytes(16), bytes(range(16))
+    assert MARIADB.verifier("test", one) == MARIADB.verifier("test", other) == native.verifier("test")
+    assert POSTGRESQL.verifier("test", one).startswith("SCRAM-SHA-256$4096:")
+    assert POSTGRESQL.verifier("test", one) != POSTGRESQL.verifier("test", other)
 
 
 @pytest.mark.parametrize("naming", NAMINGS.values(), ids=NAMINGS)

@@ -258,7 +258,7 @@ def test_root_is_a_superuser_where_the_operator_lets_it_and_bounded_again_when_h
 ) -> None:
     guest.host.wants(guest.want(origin=Origin(), data_recorded=True, superuser=True))
     wait_for(lambda: guest.host.view is not None and guest.host.view.step is GuestStep.READY)
-    assert guest.host.ask_database(EnableRoot(VERIFIER)) == Ok()
+    wait_for(lambda: guest.host.ask_database(EnableRoot(VERIFIER)) == Ok() and mighty(guest) == ["root"])
     with guest.connect("root", "postgres") as root:
         root.execute("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null'")
         root.execute("CREATE ROLE boss SUPERUSER LOGIN")
