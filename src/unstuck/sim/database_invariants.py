@@ -397,6 +397,7 @@ class DatabaseTruth:
     def differences(self, tx: Tx, expected: dict[str, str], written: dict[str, list[str]]) -> list[str]:
         """The full diff of instances, backups and objects against the world."""
         wrong = self._of_instances(tx, expected, written)
+        self.archives.check_moments(tx)
         kept: set[str] = set()
         for row in _BACKUPS.all(tx):
             found = load_backup(tx, row.id)
