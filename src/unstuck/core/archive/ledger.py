@@ -7,7 +7,7 @@ everything up to the greatest position that was known at T, and nothing that cam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 import msgspec
@@ -78,7 +78,7 @@ def windows(archive: Archive, idle_until: float | None = None) -> list[Window]:
         return []
     found: list[Window] = []
     joined = False
-    for mark, after in zip(archive.marks, [*archive.marks[1:], None], strict=True):
+    for mark, after in zip_longest(archive.marks, archive.marks[1:]):
         end = _answers_until(archive, mark, after, idle_until)
         if end is None or not _there(archive, first, mark):
             joined = False
