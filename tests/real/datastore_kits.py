@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 USER: Final = "anna"
 PASSWORD: Final = "secret-1"
-BULK: Final = 24
-"""MiB of data that does not compress: more than an agent and the pipes hold on their way."""
+BULK: Final = 12
+"""MiB of data that does not compress: with what an empty datastore has, more than an agent and the pipes
+hold on their way."""
 
 
 class Kit:

@@ -337,8 +337,9 @@ class FaultCloud:
                 return found
             if time.monotonic() > over:
                 self.fail(f"{what}: not within {seconds:.0f} s\n{more()}")
-            # Looking takes time from what is waited for.
-            time.sleep(max(0.05, time.monotonic() - began))
+            # Looking takes time from what is waited for: the rarer, the longer that takes.
+            waited = began - (over - seconds)
+            time.sleep(min(max(0.05, waited / 20, time.monotonic() - began), 0.5))
 
     def note(self, text: str) -> None:
         self._notes.append(f"{time.monotonic() - self.began:6.1f} s  {text}")
