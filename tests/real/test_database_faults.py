@@ -245,7 +245,7 @@ def test_a_store_that_answers_5xx(made: DatabaseCloud, shop: Instance, far: Far,
 def test_a_store_that_refuses_the_credentials_at_the_start(
     made: DatabaseCloud, shop: Instance, far: Far
 ) -> None:
-    made.settings(uploading=6.0)
+    made.settings(uploading=6.0, attempts=6)
     made.send_to("far", msgspec.structs.replace(far.where, secret_key="wrong"))
     backup = shop.request()
     shop.until_phase(backup, "uploading")
