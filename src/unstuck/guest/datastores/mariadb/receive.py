@@ -17,7 +17,7 @@ from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import accounts
-from unstuck.guest.datastores.mariadb.base import WHOLE
+from unstuck.guest.datastores.mariadb.base import WHOLE, series
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.server import ORDERLY, PROGRAM, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
@@ -262,11 +262,9 @@ def _unprepared(words: str) -> DatastoreError:
 
 
 def _check(want: DatabaseWant, content: Content, form: str) -> None:
-    found = content.datastore
-    if found.type != want.datastore or found.version != want.version:
-        reason = (
-            f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {want.version}"
-        )
+    found, line = content.datastore, series(want.version)
+    if found.type != want.datastore or series(found.version) != line:
+        reason = f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {line}"
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
     if content.content != form:
         reason = f"the backup holds {content.content[:40]!r}, and this agent reads {form!r} only"
