@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -22,7 +22,9 @@ from unstuck.guest.certificate import certify
 from unstuck.guest.datastore import DatastoreError, Look
 from unstuck.guest.datastores.mariadb import accounts, binlog, boot, config, names, requests, variables
 from unstuck.guest.datastores.mariadb.base import BaseCopy
+from unstuck.guest.datastores.mariadb.binlog import Log
 from unstuck.guest.datastores.mariadb.config import Places
+from unstuck.guest.datastores.mariadb.keeping import Keeping
 from unstuck.guest.datastores.mariadb.receive import Unpacking
 from unstuck.guest.datastores.mariadb.server import LOG_MOST, PROGRAM, Living, Server, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session, Sessions
@@ -33,6 +35,7 @@ from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
 from unstuck.runtime.files import write_whole
 
 T = TypeVar("T")
+Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 
 LOOK: Final = 3.0
 """Seconds for an answer about how the server is."""
@@ -48,6 +51,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     root: bool = False
     level: Config = Config.UNKNOWN
     configured: Configured | None = None
+    log: Log | None = None
 
 
 class MariaDB:
@@ -55,7 +59,7 @@ class MariaDB:
 
     def __init__(
         self, volume: Volume, places: Places, tools: Tools, clock: Callable[[], float],
-        on_event: Callable[[], None],
+        on_event: Callable[[], None], spawn: Spawn,
     ) -> None:  # fmt: skip
         self.volume = volume
         self.places = places
@@ -66,7 +70,8 @@ class MariaDB:
         self._starts: list[float] = []
         self._starts_of = -1
         self._parameters = Parameters(places.conf, clock)
-        self._trimmed = -binlog.EVERY
+        self._spawn = spawn
+        self._keeping = Keeping(self, clock)
         self._taken: tuple[Living, str] | None = None
         """The server that was given this file's variables: what it made of them is as good as it gets."""
 
@@ -113,22 +118,15 @@ class MariaDB:
             state, reason = ServerState.UNCLEAR, str(error)
         except DatabaseError as error:  # it answered
             reason = str(error)
+        if want is not None and told.log is not None:
+            self._keeping.saw(told.log, want)
         if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
             self._parameters.up(want, (living, self._file(want)))
-            await self._trim()
         sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
-            configured=told.configured,
+            configured=told.configured, log=None if told.log is None else self._keeping.view(told.log),
         )  # fmt: skip
-
-    async def _trim(self) -> None:
-        """Nobody waits for it: what cannot be let go now is, at the next look after a while."""
-        if self._clock() < self._trimmed + binlog.EVERY:
-            return
-        self._trimmed = self._clock()
-        with contextlib.suppress(DatastoreError, DatabaseError):
-            await self.call(binlog.trim, LOOK)
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -157,6 +155,8 @@ class MariaDB:
         told = Told(facts=facts, root=requests.root_enabled(session))
         if want is None:
             return told
+        if generation == want.generation:
+            told = msgspec.structs.replace(told, log=binlog.see(session))
         chosen = self._parameters.chosen(want)
         differ = self._others(session, want)
         waiting = tuple(sorted(other.name for other in differ if other.fixed))
@@ -316,16 +316,16 @@ class MariaDB:
         await self.clear()
         return await Unpacking.receiving(self, want, chain)
 
-    # --- its log, which is not kept yet
+    # --- its log
 
     async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
-        """Nobody is asked to keep it."""
+        self._spawn("log", self._keeping.run(keep))
 
     async def log_piece(self, name: str) -> tuple[Piece, bytes]:
-        raise DatastoreError(f"the log of MariaDB is not kept ({name})", final=True)
+        return await self._keeping.piece(name)
 
     async def log_waiting(self) -> int:
-        return 0
+        return self._keeping.waiting()
 
     async def sweep(self, nonce: str | None) -> None:
         """A copy holds nothing in the server that outlives its connection."""
