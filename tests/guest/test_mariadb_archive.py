@@ -125,6 +125,8 @@ def test_a_log_is_kept_in_order_and_applied_up_to_a_point(guests: Callable[..., 
     kept.add(7)
     kept.do("CREATE TABLE later (n int PRIMARY KEY, at timestamp DEFAULT CURRENT_TIMESTAMP) ENGINE=MyISAM")
     kept.do("INSERT INTO later (n) VALUES (1)")
+    kept.do("CREATE EVENT hourly ON SCHEDULE EVERY 1 HOUR COMMENT 'DISABLE' DO DELETE FROM later")
+    kept.do("CREATE EVENT never ON SCHEDULE EVERY 1 HOUR DISABLE DO DELETE FROM later")
     middle = kept.position()
     kept.do("INSERT INTO later (n) VALUES (2)")
     kept.add(9)
@@ -144,6 +146,8 @@ def test_a_log_is_kept_in_order_and_applied_up_to_a_point(guests: Callable[..., 
     with inside.connect(user="bert") as connection:
         assert rows(connection, "SELECT n FROM later") == [(1,)]
         rows(connection, "INSERT INTO goods (what) VALUES ('goes on')")
+        events = rows(connection, "SELECT EVENT_NAME, STATUS, DEFINER FROM information_schema.EVENTS")
+        assert sorted(events) == [("hourly", "ENABLED", "anna@%"), ("never", "DISABLED", "anna@%")]
     # At the very end nothing follows: the whole of it is what was there.
     whole = kept.restored(guests("mariadb"), following.stop, "n1")
     whole.ready()

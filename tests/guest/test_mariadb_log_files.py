@@ -17,6 +17,7 @@ from unstuck.guest.datastores.mariadb.binlog import (
     piece_of,
     whole_until,
 )
+from unstuck.guest.datastores.mariadb.scheduled import Scheduled
 
 
 def event(size: int, kind: int = 15) -> bytes:
@@ -61,3 +62,27 @@ def test_names_sort_as_the_log_does() -> None:
     for wrong in ("binlog.000001", "binlog.0000000001.000000/..", "0" * 24):
         with pytest.raises(DatastoreError):
             parts_of(wrong)
+
+
+def test_scheduled_events_are_as_their_statements_said() -> None:
+    said = Scheduled()
+    for text in (
+        "CREATE EVENT plain ON SCHEDULE EVERY 1 HOUR DO SELECT 1",
+        "CREATE DEFINER=`anna`@`%` EVENT `of``f` ON SCHEDULE EVERY 1 DAY DISABLE COMMENT 'ENABLE DO'"
+        " DO BEGIN END",
+        "/* a note */ create or replace event if not exists other.e ON SCHEDULE EVERY 1 DAY COMMENT 'DISABLE'"
+        " DO UPDATE t SET note = 'DISABLE'",
+        "CREATE EVENT first ON SCHEDULE EVERY 1 DAY DISABLE ON SLAVE DO SELECT 1",
+        "ALTER EVENT plain RENAME TO later",
+        "ALTER EVENT first RENAME TO shop.second ENABLE",
+        "ALTER DEFINER = CURRENT_USER() EVENT unheard COMMENT 'x'",
+        "ALTER EVENT known DISABLE",
+        "CREATE TABLE event (n int)",
+        "DROP EVENT known",
+        "/**/" * 5000 + "none of these",
+    ):
+        said.heard("shop", text)
+    assert said.runs == {
+        ("shop", "later"): True, ("shop", "of`f"): False, ("other", "e"): True, ("shop", "second"): True,
+        ("shop", "known"): False,
+    }  # fmt: skip

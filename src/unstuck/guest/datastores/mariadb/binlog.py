@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -26,6 +27,10 @@ MAGIC: Final = b"\xfebin"
 HEAD_MOST: Final = 256 << 10
 """Bytes in which a file's first two events end: what it is written in, and what went before it."""
 _HEADER: Final = struct.Struct("<IBIIIH")
+_QUERY: Final = 2
+_QUERY_HEAD: Final = struct.Struct("<IIBHH")
+"""Thread, seconds, length of the database's name, error, length of what describes the session."""
+_CHECKSUM: Final = 4
 _LENGTH: Final = struct.Struct("<I")
 _LENGTH_AT: Final = 9
 _QUIET: Final = ("Format_desc", "Gtid_list", "Binlog_checkpoint", "Start_encryption", "Rotate", "Stop")
@@ -155,3 +160,19 @@ def whole_until(data: bytes | mmap.mmap, start: int) -> int:
             break
         at += length
     return at
+
+
+def statements(file: mmap.mmap, start: int, end: int) -> Iterator[tuple[str, str]]:
+    """Statements in a file from where an event begins, each with its database: rows are not among them."""
+    at = max(start, len(MAGIC))
+    while at + _HEADER.size <= end:
+        _, kind, _, length, _, _ = _HEADER.unpack_from(file, at)
+        if kind == _QUERY and length > _HEADER.size + _QUERY_HEAD.size + _CHECKSUM:
+            _, _, database, _, status = _QUERY_HEAD.unpack_from(file, at + _HEADER.size)
+            name = at + _HEADER.size + _QUERY_HEAD.size + status
+            text = name + database + 1
+            yield (
+                file[name : name + database].decode(errors="replace"),
+                file[text : at + length - _CHECKSUM].decode(errors="replace"),
+            )
+        at += max(length, _HEADER.size)

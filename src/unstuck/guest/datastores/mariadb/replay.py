@@ -19,6 +19,7 @@ from unstuck.core.archive.positions import binlog_of
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import binlog
 from unstuck.guest.datastores.mariadb.place import Place
+from unstuck.guest.datastores.mariadb.scheduled import Scheduled
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session, Sessions
 from unstuck.guest.datastores.mariadb.words import literal
 from unstuck.guest.turns import Mute, StartingUp
@@ -46,6 +47,7 @@ class Replay:
         self._log = log
         self._first = binlog.number_of(base.file), base.at
         self._last = binlog_of(point.position)
+        self._scheduled = Scheduled()
 
     @staticmethod
     def options(folder: Path, server_id: int) -> list[str]:
@@ -74,7 +76,7 @@ class Replay:
                 laid, size, batch, start = [], 0, batch + 1, 0
         if laid:
             await self._apply(batch, laid, start)
-        await self._call(_forget)
+        await self._call(self._settle)
 
     # --- laying down
 
@@ -101,10 +103,20 @@ class Replay:
             end = self._last[1]
         elif end == 0:
             raise damaged(f"nothing is there of file {number} of its log")
-        whole = await asyncio.to_thread(_cut, path, start, end)
+        whole = await asyncio.to_thread(self._cut, path, start, end)
         if number == self._last[0] and whole != end:
             raise damaged("no event of its log ends at the point")
         return whole
+
+    def _cut(self, path: Path, start: int, end: int) -> int:
+        """End it where the last event ends that is whole; its size then."""
+        with path.open("r+b") as file:
+            file.truncate(end)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                whole = binlog.whole_until(view, start)
+                self._scheduled.read(view, start, whole)
+            file.truncate(whole)
+            return whole
 
     # --- applying
 
@@ -144,6 +156,11 @@ class Replay:
                 await asyncio.sleep(LOOK)
         await self._call(end)
 
+    def _settle(self, session: Session) -> None:
+        """Data that was restored is nobody's replica."""
+        self._scheduled.settle(session)
+        session.ask("SET GLOBAL gtid_slave_pos = ''")
+
     async def _call(self, work: Callable[[Session], T]) -> T:
         try:
             return await self._sessions.run(self._socket, work, CALL)
@@ -168,18 +185,3 @@ def _write(file: IO[bytes], data: bytes, index: int) -> int:
         data = data[len(head) :]
     file.write(data)
     return file.tell()
-
-
-def _cut(path: Path, start: int, end: int) -> int:
-    """End it where the last event ends that is whole; its size then."""
-    with path.open("r+b") as file:
-        file.truncate(end)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            whole = binlog.whole_until(view, start)
-        file.truncate(whole)
-        return whole
-
-
-def _forget(session: Session) -> None:
-    """Data that was restored is nobody's replica."""
-    session.ask("SET GLOBAL gtid_slave_pos = ''")
