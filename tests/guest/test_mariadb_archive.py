@@ -103,7 +103,8 @@ class Kept:
         other.host.source, *other.host.above = [self.guest.source(nonce) for nonce in reversed(nonces)]
         other.host.log, other.host.log_key = dict(self.guest.host.kept), self.identity
         origin = Origin(backup_id="backup-1", point=Point("a-1", TIMELINE, point, time.time()))
-        other.host.wants(other.want(generation="generation-2", origin=origin))
+        version = f"{other.kind.version()}.19"  # as a cloud says it: with the server's own
+        other.host.wants(other.want(generation="generation-2", origin=origin, version=version))
         other.start()
         return other
 

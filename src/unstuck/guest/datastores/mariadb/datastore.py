@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from unstuck.core.archive.data import Piece
+from unstuck.core.archive.data import LogView, Piece
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
@@ -22,7 +22,6 @@ from unstuck.guest.certificate import certify
 from unstuck.guest.datastore import DatastoreError, Look
 from unstuck.guest.datastores.mariadb import accounts, binlog, boot, config, names, requests, variables
 from unstuck.guest.datastores.mariadb.base import BaseCopy
-from unstuck.guest.datastores.mariadb.binlog import Log
 from unstuck.guest.datastores.mariadb.config import Places
 from unstuck.guest.datastores.mariadb.keeping import Keeping
 from unstuck.guest.datastores.mariadb.receive import Unpacking
@@ -51,7 +50,6 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     root: bool = False
     level: Config = Config.UNKNOWN
     configured: Configured | None = None
-    log: Log | None = None
 
 
 class MariaDB:
@@ -118,15 +116,24 @@ class MariaDB:
             state, reason = ServerState.UNCLEAR, str(error)
         except DatabaseError as error:  # it answered
             reason = str(error)
-        if want is not None and told.log is not None:
-            self._keeping.saw(told.log, want)
+        log = None
+        if want is not None and told.facts.get("system_identifier") == want.generation:
+            log = await self._see_log(want)
         if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
             self._parameters.up(want, (living, self._file(want)))
         sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
-            configured=told.configured, log=None if told.log is None else self._keeping.view(told.log),
+            configured=told.configured, log=log,
         )  # fmt: skip
+
+    async def _see_log(self, want: DatabaseWant) -> LogView | None:
+        """By itself: while a large transaction is written to it, the server answers everything else."""
+        with contextlib.suppress(Mute, StartingUp, DatabaseError, DatastoreError):
+            found = await self.sessions.run(self.places.socket, binlog.see, LOOK, Use.LOOK)
+            self._keeping.saw(found, want)
+            return self._keeping.view(found)
+        return None
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -155,8 +162,6 @@ class MariaDB:
         told = Told(facts=facts, root=requests.root_enabled(session))
         if want is None:
             return told
-        if generation == want.generation:
-            told = msgspec.structs.replace(told, log=binlog.see(session))
         chosen = self._parameters.chosen(want)
         differ = self._others(session, want)
         waiting = tuple(sorted(other.name for other in differ if other.fixed))

@@ -20,7 +20,7 @@ from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import accounts
-from unstuck.guest.datastores.mariadb.base import WHOLE
+from unstuck.guest.datastores.mariadb.base import WHOLE, series
 from unstuck.guest.datastores.mariadb.config import server_id
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.replay import Replay
@@ -291,7 +291,8 @@ def _unprepared(words: str) -> DatastoreError:
 
 def _check(want: DatabaseWant, content: Content, form: str) -> None:
     found = content.datastore
-    if found.type != want.datastore or found.version != want.version:
+    # What is wanted may name the server's whole version.
+    if found.type != want.datastore or series(found.version) != series(want.version):
         reason = (
             f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {want.version}"
         )
