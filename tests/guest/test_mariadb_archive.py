@@ -114,6 +114,7 @@ def count(guest: Guest) -> int:
         return int(rows(connection, "SELECT count(*) FROM goods")[0][0])
 
 
+@pytest.mark.slow
 def test_a_log_is_kept_in_order_and_applied_up_to_a_point(guests: Callable[..., Guest]) -> None:
     kept = Kept(guests("mariadb"))
     kept.add(10)
