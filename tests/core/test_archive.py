@@ -39,7 +39,9 @@ def archives(draw: st.DrawFn) -> list[Archive]:
             if not marks or marks[-1].position < place(position):
                 marks.append(Mark(wall, 1, place(position)))
         ends = draw(st.lists(st.integers(0, 80), max_size=3))
-        bases = tuple(Base(f"b{number}-{end}", 1, place(end), wall) for end in ends)
+        bases = tuple(
+            Base(f"b{number}-{end}", 1, place(end), wall, damaged=draw(st.booleans())) for end in ends
+        )
         last = number == 2 or draw(st.booleans())
         wall += 10
         made.append(
@@ -70,6 +72,7 @@ def test_what_is_said_to_be_restorable_is_there_without_a_gap(
     archive = next(one for one in found if one.id == said.point.archive_id)
     assert archive.id in [each.archive_id for each in inside]
     assert said.base in archive.bases
+    assert not said.base.damaged
     assert said.base.stop <= said.point.position
     if said.base.stop < said.point.position:
         assert archive.start <= said.base.stop

@@ -16,12 +16,15 @@ import pytest
 
 from tests.guest.guest import PASSWORD, Guest, anna, processes_named
 from tests.guest.host_double import wait_for
-from unstuck.core.backup.content import Datastore, Position
+from unstuck.core.backup.content import Content, Datastore, Position
 from unstuck.core.instance.native import verifier
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase
+from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.mariadb.place import Place, place_of
+from unstuck.guest.datastores.mariadb.receive import _check
 from unstuck.guest.datastores.mariadb.server import PROGRAM
+from unstuck.guest.datastores.mariadb.tape import FORM
 
 pytestmark = pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here")
 VERIFIER = verifier(PASSWORD)
@@ -313,6 +316,19 @@ def test_a_chain_of_backups_is_restored_to_its_end(guests: Callable[..., Guest])
         assert rows(connection, "SELECT n FROM later ORDER BY n") == [(1,), (2,)]
         assert rows(connection, "SELECT word, price FROM goods WHERE n = 7") == [("first", None)]
         assert rows(connection, "SELECT count(*), sum(word = md5(n)) FROM goods") == [(50000, 49999)]
+
+
+def test_a_copy_fits_any_server_of_its_line_and_no_other(guest: Guest) -> None:
+    place = Position(1, "0,0,binlog.000001:4,0-1-1")
+    content = Content(
+        datastore=Datastore("mariadb", "10.11", "10.11.1"), system_identifier="generation-1", start=place,
+        stop=place, chunk_size=1, size=0, chunks=(), content=FORM,
+    )  # fmt: skip
+    for version in ("10.11.1", "10.11.19", "10.11"):
+        _check(guest.want(version=version), content, FORM)
+    for version in ("10.6.20", "11.4.2"):
+        with pytest.raises(DatastoreError, match=r"the backup is of mariadb 10\.11, the instance"):
+            _check(guest.want(version=version), content, FORM)
 
 
 @pytest.mark.slow

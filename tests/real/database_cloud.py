@@ -79,7 +79,7 @@ class Writer:
                         row = self.sent
                         self.kit.insert(connection, row)
                         self.acknowledged.append(row)
-                        self._stop.wait(0.01)
+                        self._stop.wait(0.03)
             except self.kit.error as error:
                 self.last_error = str(error)
                 self._stop.wait(0.2)

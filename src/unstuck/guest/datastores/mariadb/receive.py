@@ -290,12 +290,9 @@ def _unprepared(words: str) -> DatastoreError:
 
 
 def _check(want: DatabaseWant, content: Content, form: str) -> None:
-    found = content.datastore
-    # What is wanted may name the server's whole version.
-    if found.type != want.datastore or series(found.version) != series(want.version):
-        reason = (
-            f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {want.version}"
-        )
+    found, line = content.datastore, series(want.version)
+    if found.type != want.datastore or series(found.version) != line:
+        reason = f"the backup is of {found.type} {found.version}, the instance of {want.datastore} {line}"
         raise DatastoreError(reason, REMEDY, final=True, code="backup-unfit")
     if content.content != form:
         reason = f"the backup holds {content.content[:40]!r}, and this agent reads {form!r} only"
