@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,11 +19,12 @@ import pytest
 
 from unstuck.cli.chaos.checks import Checks, _compare
 from unstuck.cli.chaos.clients import CLIENTS, PostgreSQL, Session
-from unstuck.cli.chaos.faults import Done, Skipped, _anew, fill
-from unstuck.cli.chaos.lanes import Book, Lane, Record
+from unstuck.cli.chaos.faults import Done, Skipped, _anew, fill, kill_guest
+from unstuck.cli.chaos.lanes import GUESTS, Book, Lane, Record
 from unstuck.cli.chaos.load import Writer
 from unstuck.cli.chaos.report import Result, page
 from unstuck.cli.demo_world import Failed
+from unstuck.core.server.host import START_BUDGET
 from unstuck.host.dbkinds import KINDS
 
 
@@ -197,6 +202,44 @@ def test_which_process_is_the_server() -> None:
     assert not client.is_server([])
     assert CLIENTS["mariadb"].is_server([b"/usr/sbin/mariadbd", b"--defaults-file=x"])
     assert not CLIENTS["mariadb"].is_server([b"mariadb-backup"])
+
+
+class Guests:
+    """Two servers; what runs of them is a child of ours."""
+
+    def __init__(self) -> None:
+        self.servers = {"one": "id-1", "two": "id-2"}
+        self.pids: dict[str, list[int]] = {"id-1": [], "id-2": []}
+        self.shown = "ACTIVE"
+
+    def guest_pids(self, server_id: str) -> list[int]:
+        return self.pids[server_id]
+
+    def status(self, server_id: str) -> str:
+        return self.shown
+
+
+def test_guests_are_killed_in_turn_and_are_back_when_another_process_runs() -> None:
+    world, turn = Guests(), itertools.cycle(["one", "two"])
+    with pytest.raises(Skipped, match="off"):
+        kill_guest(world, turn)  # type: ignore[arg-type]
+    with subprocess.Popen(["sleep", "60"]) as child:
+        world.pids["id-2"] = [child.pid]
+        done = kill_guest(world, turn)  # type: ignore[arg-type]
+        assert child.wait(10.0) == -signal.SIGKILL
+    assert (done.what, done.kills) == (f"kill -9 of the guest of two, process {child.pid}", 1)
+    assert not done.over()
+    world.pids["id-2"] = []
+    assert not done.over()
+    world.pids["id-2"] = [child.pid + 1]
+    assert done.over()
+    world.pids["id-2"], world.shown = [], "SHUTOFF"
+    assert done.over()
+
+
+def test_no_guest_is_killed_as_often_as_may_make_its_host_give_it_up() -> None:
+    in_ten_minutes = math.ceil(600.0 / (2 * GUESTS[0]))
+    assert 1 + in_ten_minutes < START_BUDGET, "the first start counts as well"
 
 
 def test_the_page_holds_all_and_obeys_nothing() -> None:

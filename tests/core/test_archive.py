@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,8 @@ from unstuck.core.archive.ledger import (
     windows,
 )
 from unstuck.core.archive.marks import marked
-from unstuck.core.archive.positions import lsn_of, lsn_place
+from unstuck.core.archive.positions import binlog_of, binlog_place, lsn_of, lsn_place, place_of
+from unstuck.core.backup.content import Position
 
 
 def place(number: int) -> str:
@@ -41,7 +43,9 @@ def archives(draw: st.DrawFn) -> list[Archive]:
                 held = draw(st.one_of(st.none(), st.integers(-60, 60)))
                 marks.append(Mark(wall, 1, place(position), None if held is None else wall + held))
         ends = draw(st.lists(st.integers(0, 80), max_size=3))
-        bases = tuple(Base(f"b{number}-{end}", 1, place(end), wall) for end in ends)
+        bases = tuple(
+            Base(f"b{number}-{end}", 1, place(end), wall, damaged=draw(st.booleans())) for end in ends
+        )
         last = number == 2 or draw(st.booleans())
         wall += 10
         made.append(
@@ -72,6 +76,7 @@ def test_what_is_said_to_be_restorable_is_there_without_a_gap(
     archive = next(one for one in found if one.id == said.point.archive_id)
     assert archive.id in [each.archive_id for each in inside]
     assert said.base in archive.bases
+    assert not said.base.damaged
     assert said.base.stop <= said.point.position
     if said.base.stop < said.point.position:
         assert archive.start <= said.base.stop
@@ -224,3 +229,24 @@ def test_what_went_back_is_no_mark_and_a_clock_that_was_set_back_changes_no_orde
     assert [(round(mark.wall, 3), mark.held) for mark in later] == [
         (500.0, None), (500.001, None), (500.002, None),
     ]  # fmt: skip
+
+
+def test_places_in_a_binary_log_sort_as_they_follow_one_another() -> None:
+    places = [(1, 0), (1, 4), (1, 99), (1, 100), (2, 0), (9, 4), (10, 4), (999_999, 16 << 20), (1_000_000, 0)]
+    texts = [binlog_place(*place) for place in places]
+    assert texts == sorted(texts)
+    assert [binlog_of(text) for text in texts] == places
+    for wrong in ("", "1:4", "0000000001:4", "0000000000001000", "0000000001:000000000004 "):
+        with pytest.raises(ValueError, match="binary log"):
+            binlog_of(wrong)
+
+
+def test_a_backup_of_mariadb_says_where_its_binary_log_goes_on() -> None:
+    found = place_of("mariadb", Position(7, "46590,47002,binlog.000012:1178,0-77-5"))
+    assert found == binlog_place(12, 1178)
+    assert place_of("mariadb", Position(7, "46590,47002,binlog.000012:0,")) == binlog_place(12, 0)
+    for wrong in ("46590,47002,:0,", "0/16B3748", "", "1,2,binlog.x:4,"):
+        with pytest.raises(ValueError, match="binary log"):
+            place_of("mariadb", Position(7, wrong))
+    with pytest.raises(ValueError, match="not kept"):
+        place_of("another", Position(7, "1"))

@@ -25,6 +25,7 @@ class Kind:
     kill: signal.Signals
 
     def version(self) -> str:
+        """The server's own, as a cloud tells it to the agent."""
         raise NotImplementedError
 
     def options(self) -> list[str]:
@@ -46,7 +47,8 @@ class PostgreSQL(Kind):
     def version(self) -> str:
         found = programs()
         assert found is not None
-        return found.parts[-2]
+        told = subprocess.run([found / "postgres", "--version"], capture_output=True, text=True, check=True)
+        return told.stdout.split()[2]
 
     def server_pid(self, volume: Path) -> int:
         with contextlib.suppress(FileNotFoundError, IndexError):
@@ -74,7 +76,7 @@ class MariaDB(Kind):
 
     def version(self) -> str:
         told = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
-        return ".".join(told.split()[2].split(".")[:2])
+        return told.split()[2].partition("-")[0]
 
     def options(self) -> list[str]:
         return ["--user", "nobody"] if os.geteuid() == 0 else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import threading
 import time
@@ -17,14 +16,15 @@ import pytest
 
 from tests.guest.guest import PASSWORD, Guest, anna, processes_named
 from tests.guest.host_double import wait_for
-from unstuck.core.backup.content import Datastore, Position
+from unstuck.core.backup.content import Content, Datastore, Position
 from unstuck.core.instance.native import verifier
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase
-from unstuck.guest.datastores.mariadb.binlog import oldest_kept, trim
+from unstuck.guest.datastore import DatastoreError
 from unstuck.guest.datastores.mariadb.place import Place, place_of
+from unstuck.guest.datastores.mariadb.receive import _check
 from unstuck.guest.datastores.mariadb.server import PROGRAM
-from unstuck.guest.datastores.mariadb.session import Session
+from unstuck.guest.datastores.mariadb.tape import FORM
 
 pytestmark = pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here")
 VERIFIER = verifier(PASSWORD)
@@ -318,6 +318,19 @@ def test_a_chain_of_backups_is_restored_to_its_end(guests: Callable[..., Guest])
         assert rows(connection, "SELECT count(*), sum(word = md5(n)) FROM goods") == [(50000, 49999)]
 
 
+def test_a_copy_fits_any_server_of_its_line_and_no_other(guest: Guest) -> None:
+    place = Position(1, "0,0,binlog.000001:4,0-1-1")
+    content = Content(
+        datastore=Datastore("mariadb", "10.11", "10.11.1"), system_identifier="generation-1", start=place,
+        stop=place, chunk_size=1, size=0, chunks=(), content=FORM,
+    )  # fmt: skip
+    for version in ("10.11.1", "10.11.19", "10.11"):
+        _check(guest.want(version=version), content, FORM)
+    for version in ("10.6.20", "11.4.2"):
+        with pytest.raises(DatastoreError, match=r"the backup is of mariadb 10\.11, the instance"):
+            _check(guest.want(version=version), content, FORM)
+
+
 @pytest.mark.slow
 def test_a_child_needs_a_parent_of_the_same_data(guests: Callable[..., Guest]) -> None:
     guest = guests("mariadb")
@@ -334,32 +347,3 @@ def test_a_child_needs_a_parent_of_the_same_data(guests: Callable[..., Guest]) -
         nonce = f"n{len(guest.host.gave_up) + 2}"
         with pytest.raises(AssertionError, match="make a full backup"):
             guest.back_up(nonce, since="n1")
-
-
-def test_only_so_much_of_the_binary_log_stays() -> None:
-    files = [("binlog.000001", 60), ("binlog.000002", 50), ("binlog.000003", 30), ("binlog.000004", 10)]
-    assert oldest_kept(files, 1000) is None
-    assert oldest_kept(files, 100) == "binlog.000002"
-    assert oldest_kept(files, 45) == "binlog.000003"
-    assert oldest_kept(files, 5) == "binlog.000004"
-    assert oldest_kept([], 5) is None
-
-
-@pytest.mark.slow
-def test_the_running_server_lets_old_files_of_its_log_go(guest: Guest) -> None:
-    guest.host.wants(guest.want(origin=SHOP))
-    guest.start()
-    guest.ready()
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    with pymysql.connect(
-        unix_socket=str(guest.run / "pg/mariadb.sock"), user=user, ssl_disabled=True
-    ) as line:
-        for _ in range(3):
-            rows(line, "FLUSH BINARY LOGS")
-        assert len(rows(line, "SHOW BINARY LOGS")) == 4
-
-        def trimmed() -> bool:  # what a crash now would need stays until it does not
-            trim(Session(line), 0)
-            return [row[0] for row in rows(line, "SHOW BINARY LOGS")] == ["binlog.000004"]
-
-        wait_for(trimmed, 60)

@@ -15,7 +15,7 @@ from unstuck.core.backup.verification import LIMIT, Result
 from unstuck.core.errors import Conflict, NotFound
 from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.requests import Checked, Failed, Ok
-from unstuck.store import asks, database_quotas, retention, verification_work, verifications
+from unstuck.store import asks, database_quotas, retention, scrub_work, verification_work, verifications
 from unstuck.store.backup_rows import load_backup
 from unstuck.store.engine import Store, Tx
 from unstuck.store.instance_lists import list_instances, show_instance
@@ -233,3 +233,37 @@ def test_of_two_control_planes_at_one_step_one_makes_the_instance(postgres_store
     overlap(cloud.store, cloud.step_tx(), cloud.step_tx())
     query = sa.select(sa.func.count()).where(instances_table.c.project_id == SERVICE_PROJECT)
     assert cloud.store.read(lambda tx: tx.execute(query).scalar_one()) == 1
+
+
+def damaged(cloud: Verifying, backup: str = "b") -> str | None:
+    found = cloud.store.read(load_backup, backup)
+    assert found is not None
+    return found.damaged
+
+
+def test_from_a_damaged_backup_nothing_is_restored_unless_it_is_asked_for(cloud: Verifying) -> None:
+    cloud.store.transact(scrub_work.mark_damaged, "b", "piece 3 is missing")
+    with pytest.raises(Conflict, match=r"cannot be restored: it is damaged \(piece 3 is missing\)"):
+        cloud.create_db("copy", backup_id="b")
+    cloud.create_db("copy", backup_id="b", accept_damage=True)
+    cloud.verify()
+    assert cloud.go() is not None  # a verification may find it to be sound after all
+    assert cloud.row().instance_id
+
+
+def test_what_is_built_on_a_damaged_backup_is_damaged_for_as_long(cloud: Verifying) -> None:
+    def child(tx: Tx, name: str, parent: str) -> None:
+        row = tx.execute(sa.select(backups).where(backups.c.id == "b")).one()._mapping
+        tx.execute(sa.insert(backups).values({**row, "id": name, "parent_id": parent, "damaged": None}))
+
+    cloud.store.transact(child, "c", "b")
+    cloud.store.transact(child, "d", "c")
+    cloud.store.transact(scrub_work.mark_damaged, "b", "piece 3 is missing")
+    assert [damaged(cloud, name) for name in ("b", "c", "d")] == [
+        "piece 3 is missing", *["a backup that it needs is damaged: b: piece 3 is missing"] * 2
+    ]  # fmt: skip
+    with pytest.raises(Conflict, match="it is damaged"):
+        cloud.create_db("copy", backup_id="d")
+    cloud.store.transact(scrub_work.mark_damaged, "d", "piece 9 is missing")
+    cloud.store.transact(scrub_work.mark_sound, "b")
+    assert [damaged(cloud, name) for name in ("b", "c", "d")] == [None, None, "piece 9 is missing"]

@@ -108,6 +108,7 @@ def restore(
     at: str | None = None,
     flavor: str | None = None,
     size: int | None = None,
+    damaged: Annotated[bool, Parameter(negative="")] = False,
     seconds: Wait = 3600.0,
     state: State = None,
 ) -> int:
@@ -127,6 +128,8 @@ def restore(
         Name or id of a flavor; without it the smallest that is enough.
     size
         Size of its volume in GiB; without it as large as the other instance's, or as the data needs.
+    damaged
+        Try it also with a backup that is known to be damaged.
     """
     with databases(state) as api:
         if at is not None:
@@ -139,7 +142,7 @@ def restore(
                 "type": backup["datastore"]["type"],
                 "version": backup["datastore"]["version_id"],
             },
-            "restorePoint": {"backupRef": backup["id"]},
+            "restorePoint": {"backupRef": backup["id"]} | ({"accept_damage": True} if damaged else {}),
         }
         _made(api, wanted, name, flavor, seconds)
     return 0

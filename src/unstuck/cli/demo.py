@@ -158,7 +158,7 @@ class Story:
         DatabaseStory(self.world, self.tell, self.second_at).run()
 
     def delete(self) -> None:
-        self.tell.step("12  The end of it")
+        self.tell.step("13  The end of it")
         self.tell.line("$ openstack server delete --wait demo-1 demo-2")
         note = say(self.first_at, "read")
         self.tell.check(f"demo-1 lived through all of it: {note!r}", note == NOTE_1, note)
@@ -169,7 +169,7 @@ class Story:
         self.tell.figure("delete of both, with the client", f"{took:.1f} s")
 
     def leave(self) -> None:
-        self.tell.step("13  Nothing is left")
+        self.tell.step("14  Nothing is left")
         self.tell.line("$ unstuck doctor")
         told = self.world.unstuck("doctor", expect=None)
         self.tell.quote(told.strip().splitlines()[-1])
@@ -230,6 +230,7 @@ def demo() -> int:
     """
     tell = Teller()
     world = World()
+    world.environment["UNSTUCK_ARCHIVE_SECONDS"] = "5"  # a moment can be restored that much sooner
     old = signal.signal(signal.SIGTERM, _interrupt)
     try:
         Story(world, tell).run()

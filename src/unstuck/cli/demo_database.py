@@ -18,6 +18,7 @@ from unstuck.cli import boxes
 from unstuck.cli.dbcalls import Databases
 from unstuck.cli.demo_teller import Teller
 from unstuck.cli.demo_world import Failed, World, wait_for
+from unstuck.core.time import iso_seconds
 from unstuck.host.drivers.podman import cgroups
 
 PORT: Final = 5432
@@ -25,6 +26,8 @@ USER, PASSWORD, DATABASE = "anna", "only-for-the-demonstration", "shop"
 FLAVOR: Final = "m1.tiny"
 BULK: Final = 240_000
 """Rows, of about 700 bytes that nothing compresses: a backup of them takes long enough to be killed in it."""
+QUIET: Final = 10.0
+"""Seconds between the last good row and the mistake."""
 _ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, what text NOT NULL)"
 _FILL = (
     "INSERT INTO orders SELECT i, (SELECT string_agg(md5(random()::text || i || j), '')"
@@ -50,6 +53,7 @@ class DatabaseStory:
             self.back_up(api)
             self.kill(api)
             self.restore(api)
+            self.go_back(api)
             self.delete(api)
 
     def create(self, api: Databases) -> None:
@@ -133,20 +137,49 @@ class DatabaseStory:
             was, now = _one(old, _SUM, BULK), _one(new, _SUM, BULK)
         self.tell.check(f"row by row the same: {now[0]} rows, digest {now[1]}", was == now, (was, now))
 
-    def delete(self, api: Databases) -> None:
-        self.tell.line(
-            "$ openstack database instance delete shop-1; openstack database instance delete shop-2"
+    def go_back(self, api: Databases) -> None:
+        self.tell.step("12  A mistake, and back to the moment before it")
+        with self._connect(self._address(api, self.first)) as db:
+            db.execute("INSERT INTO orders VALUES (%s, 'the last good one')", (BULK + 2,))
+            before = _one(db, _SUM, BULK + 2)
+            self.tell.line(f"{before[0]} rows; no backup is made now, and {QUIET:.0f} seconds pass ...")
+            time.sleep(QUIET)  # longer than an agent's look at the log: the moment is behind the last row
+            moment = iso_seconds(time.time())
+            time.sleep(1.0)  # a moment is written in whole seconds
+            db.execute("DELETE FROM orders")
+            left = _one(db, "SELECT count(*) FROM orders")
+            self.tell.line(f"after {moment} somebody empties the table by mistake: {left[0]} rows are left")
+        wait_for("the moment can be restored", 60.0, lambda: self._reaches(api, moment))
+        began = time.monotonic()
+        self.tell.line(f"$ unstuck db restore shop-1 shop-3 --at {moment}")
+        self.world.unstuck("db", "restore", "shop-1", "shop-3", "--at", moment)
+        self.tell.figure(
+            "restore to a moment, to a database that answers", f"{time.monotonic() - began:.1f} s"
         )
+        with self._connect(self._address(api, str(api.find("instances", "instance", "shop-3")["id"]))) as db:
+            now = _one(db, _SUM, BULK + 2)
+        self.tell.check(f"all of it is back: {now[0]} rows, digest {now[1]}", now == before, (before, now))
+        with self._connect(self._address(api, self.first)) as db:
+            left = _one(db, "SELECT count(*) FROM orders")
+        self.tell.check("and shop-1 was left as it is", left == (0,), left)
+
+    def _reaches(self, api: Databases, moment: str) -> bool:
+        latest = api.get(f"/instances/{self.first}")["instance"]["unstuck"]["latest_restorable_time"]
+        return latest is not None and str(latest) >= moment
+
+    def delete(self, api: Databases) -> None:
+        names = ("shop-1", "shop-2", "shop-3")
+        self.tell.line("; ".join(f"$ openstack database instance delete {name}" for name in names))
         self.tell.line("(here the trash keeps nothing: UNSTUCK_TRASH_SECONDS=0)")
-        for name in ("shop-1", "shop-2"):
+        for name in names:
             self.world.openstack("database", "instance", "delete", name)
         for backup in api.all("backups"):
             self.world.openstack("database", "backup", "delete", str(backup["id"]))
         state = self.world.state
         wait_for("no container is left", 60.0, lambda: not boxes.running(state) and not boxes.left(state))
         objects = state.root / "backups"
-        wait_for("no object of a backup is left", 60.0, lambda: not list(objects.glob("*/**/*.age")))
-        self.tell.check("no container, no mount, no piece of a backup is left", True)
+        wait_for("no object of theirs is left", 120.0, lambda: not list(objects.glob("*/**/*.age")))
+        self.tell.check("no container, no mount, no piece of a backup or of a log is left", True)
 
     # --- helpers
 

@@ -15,6 +15,7 @@ import structlog
 from unstuck.control.loop import Transactions
 from unstuck.core.backup.control import AskStore, Collect, Verify
 from unstuck.core.backup.data import Absent, Present, Rotten, StoreSaid, Unanswered, Verified
+from unstuck.core.backup.scrub import FIRST
 from unstuck.core.port import Port
 from unstuck.core.time import backoff
 from unstuck.runtime.metrics import Steps, Unwatched
@@ -67,6 +68,7 @@ class BackupController:
         *,
         tick: float = TICK,
         job: float = JOB,
+        scrub_after: float = FIRST,
         watch: Steps | None = None,
     ) -> None:
         self._port = port
@@ -75,6 +77,7 @@ class BackupController:
         self._notify = notify
         self._tick = tick
         self._job = job
+        self._scrub_after = scrub_after
         self._watch = watch or Unwatched()
         self._failures: dict[str, int] = {}
         self._at_work: dict[str, str] = {}
@@ -193,7 +196,11 @@ class BackupController:
         except Unknown as error:
             verdict = Unanswered(work.began, str(error))
             log.warning("blob store does not answer", backup=work.row.id, error=str(error))
-        self._wake_host(await self._tx(rows.store_verified, work.row.id, owner, verdict, written))
+        self._wake_host(
+            await self._tx(
+                rows.store_verified, work.row.id, owner, verdict, written, scrub_after=self._scrub_after
+            )
+        )
 
     async def _collect(self, work: Work, owner: str) -> None:
         backup_id, trouble = work.row.id, None

@@ -37,9 +37,11 @@ from unstuck.control.keys import set_up_backups
 from unstuck.control.loop import Controller
 from unstuck.control.schedules import WAKE as SCHEDULES
 from unstuck.control.schedules import ScheduleController
+from unstuck.control.scrub import RATE, ScrubController, ThreadedScrubs
 from unstuck.control.setup import set_up
 from unstuck.control.verifications import WAKE as VERIFICATIONS
 from unstuck.control.verifications import VerificationController
+from unstuck.core.backup.scrub import EVERY, FIRST
 from unstuck.core.instance.data import TRASH
 from unstuck.runtime.barriers import Barriers
 from unstuck.runtime.files import write_whole
@@ -117,11 +119,20 @@ class ControlPlane:
             disputed_files=lambda: count_disputed(store, settings.state_dir),
         )  # fmt: skip
         self._backups: BackupController | None = None
+        self._scrubs: ScrubController | None = None
         self._archives: ArchiveController | None = None
         self._schedules: ScheduleController | None = None
         if site.found is not None:
             blobs = ThreadedBlobs(site.stores, site.found)
-            self._backups = BackupController(port, store, blobs, self._notifier.wake, watch=self._metrics)
+            every = scrub_seconds(os.environ.get(SCRUB_VARIABLE))
+            self._backups = BackupController(
+                port, store, blobs, self._notifier.wake, scrub_after=min(FIRST, every), watch=self._metrics
+            )
+            if every:
+                self._scrubs = ScrubController(
+                    port, store, ThreadedScrubs(site.stores, site.found.public.signing), self._notifier.wake,
+                    rate=scrub_rate(os.environ.get(SCRUB_RATE_VARIABLE)), every=every, watch=self._metrics,
+                )  # fmt: skip
             self._archives = ArchiveController(
                 port, store, ThreadedLogs(site.stores), self._notifier.wake, keyring=site.found,
                 places=site.stores.places, base_delay=base_seconds(os.environ.get(BASE_VARIABLE)),
@@ -154,6 +165,8 @@ class ControlPlane:
         }
         if self._backups is not None:
             works["backups"] = self._backups.run_forever()
+        if self._scrubs is not None:
+            works["scrub"] = self._scrubs.run_forever()
         if self._archives is not None:
             works["archives"] = self._archives.run_forever()
         if self._schedules is not None:
@@ -245,6 +258,25 @@ ARCHIVE_VARIABLE = "UNSTUCK_ARCHIVE_SECONDS"
 def archive_seconds(given: str | None) -> int:
     """After how long a part of a log leaves its guest that is not full. Raises :class:`StateError`."""
     return max(1, round(min(_seconds(ARCHIVE_VARIABLE, given, TIMEOUT), 86400.0)))
+
+
+SCRUB_VARIABLE = "UNSTUCK_SCRUB_SECONDS"
+
+
+def scrub_seconds(given: str | None) -> float:
+    """How often the pieces of a stored backup are read again; 0: never. Raises :class:`StateError`."""
+    return _seconds(SCRUB_VARIABLE, given, EVERY)
+
+
+SCRUB_RATE_VARIABLE = "UNSTUCK_SCRUB_MB_PER_SECOND"
+
+
+def scrub_rate(given: str | None) -> float:
+    """Bytes a second that are read for that at most, on the average. Raises :class:`StateError`."""
+    megabytes = _seconds(SCRUB_RATE_VARIABLE, given, RATE / (1 << 20))
+    if megabytes == 0:
+        raise StateError(f"{SCRUB_RATE_VARIABLE}: 0 is no rate; {SCRUB_VARIABLE}=0 ends the reading")
+    return megabytes * (1 << 20)
 
 
 def _seconds(name: str, given: str | None, otherwise: float) -> float:

@@ -15,7 +15,7 @@ from unstuck.blobs.archive import prefix_of
 from unstuck.blobs.keyring import Keyring
 from unstuck.blobs.stores import Places
 from unstuck.core.archive.data import Archive, Closed
-from unstuck.core.archive.ledger import EVERYTHING, goes_on, not_needed_below, thinned
+from unstuck.core.archive.ledger import EVERYTHING, is_based, not_needed_below, thinned
 from unstuck.core.archive.positions import place_of
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin
@@ -193,14 +193,16 @@ def base_wanted(tx: Tx, archive_id: str, delay: float) -> NewBackup | None:
     instance, seen = loaded.instance, loaded.instance.seen
     up = seen is not None and seen.server is ServerState.UP and seen.data is Thing.PRESENT
     facts = rows.facts_of(tx, row, marks=False)
-    if any(goes_on(facts, base) for base in facts.bases) or instance.backup is not None:
+    if is_based(facts) or instance.backup is not None:
         return None
     first = row.number == 1
     begins = max(row.base_after, instance.created + delay if first else 0.0)
     if not up or not instance.alive or tx.now.lease < begins:
         return None
     why = "restored" if _restored(tx, row.instance_id) else "first"
-    if not first:
+    if facts.bases:
+        why = "damaged"
+    elif not first:
         before = rows.before(tx, row.instance_id, row.number)
         why = "after-a-gap" if before is Closed.GAP else "diverged"
     return NewBackup(
@@ -242,8 +244,7 @@ def look_at_archive(tx: Tx, archive_id: str, owner: str, lease: float) -> Trim |
     removed = loaded is None or loaded.instance.removed
     for mark in thinned(facts.marks, tx.now.wall, FINE, COARSE):
         _UNMARK.run(tx, archive=archive_id, at=mark.wall)
-    based = any(goes_on(facts, base) for base in facts.bases)
-    waits = not removed and row.closed is None and not based
+    waits = not removed and row.closed is None and not is_based(facts)
     look = tx.now.lease + (WAIT if waits else REST)
     if recovery(tx) is not None or not row.recipient:
         _LOOK.run(tx, archive=archive_id, look=look, who=None, until=None)

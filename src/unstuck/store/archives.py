@@ -345,4 +345,4 @@ def _base(row: Any) -> Base | None:
         stop = place_of(content.datastore.type, content.stop)
     except ValueError:
         return None
-    return Base(found.id, content.stop.timeline, stop, found.created_wall)
+    return Base(found.id, content.stop.timeline, stop, found.created_wall, damaged=found.damaged is not None)

@@ -47,6 +47,7 @@ _NEWEST = Prepared(
         backups.c.datastore_version_id == sa.bindparam("of_version"),
         backups.c.ended == Ending.COMPLETED.value,
         sa.not_(backups.c.deleted),
+        backups.c.damaged.is_(None),
     )
     .order_by(backups.c.created_wall.desc(), backups.c.id.desc())
     .limit(1)
@@ -77,6 +78,8 @@ def parent_of(
         raise Conflict(f"parent_id: backup {parent_id} is not of the data that the instance has now.")
     if found.datastore_version_id != instance.datastore_version_id:
         raise Conflict(f"parent_id: backup {parent_id} is of another version of the datastore.")
+    if found.damaged is not None:
+        raise Conflict(f"parent_id: backup {parent_id} is damaged: {found.damaged}")
     if len(chain_of(tx, found)) > LONGEST:
         raise Conflict(
             f"parent_id: backup {parent_id} has {LONGEST} parents; the next one has to be a full one."

@@ -126,6 +126,7 @@ class BackupRow(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     verified: str | None
     damaged: str | None
+    scrub: str | None
     location: str
     created_wall: float
     updated_wall: float
@@ -164,7 +165,7 @@ def from_row(row: Any) -> BackupRow:
         datastore_version_id=row.datastore_version_id, name=row.name, description=row.description,
         parent_id=row.parent_id, generation=row.generation, retry_of=row.retry_of, made_by=row.made_by,
         pinned=row.pinned,
-        verified=row.verified, damaged=row.damaged, location=row.location,
+        verified=row.verified, damaged=row.damaged, scrub=row.scrub, location=row.location,
         created_wall=row.created_wall, updated_wall=row.updated_wall, recipient=row.recipient, key=row.key,
         recipients=readable.read(_strings, row.recipients, ()), prefix=row.prefix, digest=row.digest,
         size=row.size, checked=row.checked, backup=facts, readable=facts.generation != -1,

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.backup import change
+from unstuck.core.backup import change, scrub
 from unstuck.core.backup.content import Parent
 from unstuck.core.backup.control import (
     AskStore,
@@ -177,10 +177,11 @@ def store_said(tx: Tx, backup_id: str, owner: str, said: StoreSaid) -> None:
 
 
 def store_verified(
-    tx: Tx, backup_id: str, owner: str, verdict: Verified | Rotten | Unanswered, written: Written | None
-) -> str | None:
+    tx: Tx, backup_id: str, owner: str, verdict: Verified | Rotten | Unanswered, written: Written | None,
+    scrub_after: float = scrub.FIRST,
+) -> str | None:  # fmt: skip
     """What came of a verification; the id of the host that is to hear of it. COMPLETED and what it promises
-    are written in one transaction."""
+    are written in one transaction. ``scrub_after``: seconds until its pieces are read again."""
     seen = load_backup(tx, backup_id)
     if seen is None:
         return None
@@ -194,7 +195,7 @@ def store_verified(
         return host_id
     _close_attempt(tx, held, ended.reason or "complete")
     if written is not None and ended.ending is Ending.COMPLETED:
-        values = msgspec.structs.asdict(written)
+        values = msgspec.structs.asdict(written) | {"scrub_look": tx.now.lease + scrub_after}
         tx.execute(sa.update(backups).where(backups.c.id == backup_id).values(**values))
     return host_id
 

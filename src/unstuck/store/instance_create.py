@@ -53,6 +53,8 @@ class AskedInstance(msgspec.Struct, frozen=True, kw_only=True):
     databases: tuple[WantedDatabase, ...] = ()
     users: tuple[WantedUser, ...] = ()
     backup_id: str | None = None
+    accept_damage: bool = False
+    """Also from a backup that is known to be damaged."""
     point_of: str | None = None
     at: float | None = None
     """A moment of this instance, wall time in seconds."""
@@ -168,6 +170,11 @@ def _origin(tx: Tx, asked: AskedInstance, caller: Caller) -> tuple[Origin, datas
     if backup.ended not in ("COMPLETED", "RESTORED"):
         state = "it has failed" if backup.ended else "it is not finished"
         raise Conflict(f"restorePoint.backupRef: backup {asked.backup_id} cannot be restored: {state}.")
+    if backup.damaged is not None and not asked.accept_damage:
+        raise Conflict(
+            f"restorePoint.backupRef: backup {asked.backup_id} cannot be restored: it is damaged "
+            f"({backup.damaged}). To try it all the same: restorePoint.accept_damage."
+        )
     size = _size_of_chain(tx, asked.backup_id)
     if size > asked.volume_gb << 30:
         raise Forbidden(

@@ -37,6 +37,7 @@ from unstuck.store.instances import delete_instance
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.schedules import backup_verifications as table
+from unstuck.store.scrub_work import mark_damaged, mark_sound
 from unstuck.store.servers import Caller
 from unstuck.store.verifications import VerificationRow, facts_of, load_verification
 
@@ -149,6 +150,7 @@ def _make(tx: Tx, row: VerificationRow) -> None:
     ensure_service_project(tx)
     asked = AskedInstance(
         name=f"verify-{backup.id}"[:255], flavor_id=source.flavor_id, cidrs=NOBODY, backup_id=backup.id,
+        accept_damage=True,
         volume_gb=max(source.volume_gb, -(-size // (1 << 30)) + 1),
     )  # fmt: skip
     ids = NewIds(row.instance_id, row.server_id, row.port_id, row.instance_id)
@@ -231,12 +233,12 @@ def _finish(tx: Tx, row: VerificationRow, verdict: Verdict) -> None:
         id=row.id, when=now.wall, seconds=seconds, result=verdict.result, reason=verdict.reason,
         detail=verdict.detail,
     )  # fmt: skip
-    values: dict[str, Any] = {"verified": msgspec.json.encode(found).decode()}
+    text = msgspec.json.encode(found).decode()
+    tx.execute(sa.update(backups).where(backups.c.id == row.backup_id).values(verified=text))
     if verdict.result is Result.DAMAGED:
-        values["damaged"] = f"verified by a restore: {verdict.reason}"
+        mark_damaged(tx, row.backup_id, f"verified by a restore: {verdict.reason}")
     elif verdict.result is Result.SOUND:
-        values["damaged"] = None
-    tx.execute(sa.update(backups).where(backups.c.id == row.backup_id).values(**values))
+        mark_sound(tx, row.backup_id)
 
 
 def _began(tx: Tx, row: VerificationRow) -> float:

@@ -14,6 +14,7 @@ from unstuck.store import datastores
 from unstuck.store.backup_rows import BackupRow
 from unstuck.store.datastores import Chosen
 from unstuck.store.engine import Tx
+from unstuck.store.scrub_work import read_scrub
 from unstuck.store.verifications import VerificationRow, read_verified
 
 Versions = Mapping[str, Chosen]
@@ -74,6 +75,22 @@ def extension(row: BackupRow, now: Now) -> dict[str, Any]:
         "pinned": row.pinned,
         "verified": _verified(row),
         "damaged": row.damaged,
+        "scrub": _scrub(row),
+    }
+
+
+def _scrub(row: BackupRow) -> dict[str, Any] | None:
+    """How far its stored pieces have been read again; null before the first look."""
+    if row.scrub is None:
+        return None
+    found = read_scrub(row.scrub)
+    return {
+        "pieces": found.done if found.since is not None else found.pieces if found.whole is not None else 0,
+        "of": found.pieces,
+        "reading": found.since is not None,
+        "whole": None if found.whole is None else iso_seconds(found.whole)[:-1],
+        "doubt": found.doubt or None,
+        "trouble": found.trouble or None,
     }
 
 

@@ -51,9 +51,10 @@ class Nic(Body, frozen=True, kw_only=True):
 
 
 class RestorePoint(Body, frozen=True, kw_only=True):
-    """A backup; or ours: a moment of an instance."""
+    """A backup, and ours: whether also from one that is damaged; or a moment of an instance."""
 
     backup_ref: str | None = field(name="backupRef", default=None)
+    accept_damage: bool = False
     instance: str | None = None
     time: str | None = None
 
@@ -109,6 +110,7 @@ def wanted(new: NewInstance, *, region: str, naming: Naming) -> AskedInstance:
         databases=databases,
         users=users,
         backup_id=backup_id,
+        accept_damage=new.restore_point is not None and new.restore_point.accept_damage,
         point_of=point_of,
         at=at,
         network_id=network_id,

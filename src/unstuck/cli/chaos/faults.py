@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +104,23 @@ def freeze_guest_agent(writer: Writer, rng: random.Random) -> Done:
         f"SIGSTOP of the agent in {database.name} for {seconds:.1f} s, then SIGCONT",
         lambda: database.agent() is not None, "it runs",
     )  # fmt: skip
+
+
+def kill_guest(world: ChaosWorld, turn: Iterator[str]) -> Done:
+    """Of one server after the other: each may be started so many times in ten minutes, and no more."""
+    name = next(turn)
+    server_id = world.servers[name]
+    pids = world.guest_pids(server_id)
+    if not pids:
+        raise Skipped("it is off, or just being started")
+    _signal(pids[0], signal.SIGKILL)
+
+    def over() -> bool:
+        return world.guest_pids(server_id) not in ([], pids[:1]) or world.status(server_id) == "SHUTOFF"
+
+    return Done(
+        f"kill -9 of the guest of {name}, process {pids[0]}", over, "it runs again, or its user stopped it", 1
+    )
 
 
 def kill_database(writer: Writer) -> Done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import threading
 import time
@@ -19,6 +20,9 @@ from unstuck.cli.chaos.world import ChaosWorld
 SETTLED: Final = 180.0
 """Seconds after the last fault of all within which the effect of each is over."""
 AT_MOST: Final = 12.0
+GUESTS: Final = (100.0, 160.0)
+"""Seconds between kills of guests. No server's is killed more than three times in ten minutes: started five
+times it would be left as it is, with that reason (``core.server.host.START_BUDGET``)."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -124,6 +128,7 @@ def lanes(
 
     what = dice("what")
     part = functools.partial
+    turn = itertools.cycle(world.servers)
     made = [
         lane(
             "control plane",
@@ -141,6 +146,7 @@ def lanes(
             ],
             4.0, 14.0,
         ),
+        lane("guests of the servers", [part(faults.kill_guest, world, turn)], *GUESTS),
         lane(
             "surroundings",
             [

@@ -117,12 +117,14 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """A complete backup of an archive's data; where its own log ends. ``wall``: when it was asked for."""
+    """A complete backup of an archive's data; where its own log ends. ``wall``: when it was asked for.
+    ``damaged``: nothing is restored from it, but its log is kept: it may be found to be sound yet."""
 
     backup_id: str
     timeline: int
     stop: str
     wall: float
+    damaged: bool = False
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,8 +43,17 @@ class Not(msgspec.Struct, frozen=True):
 
 def _from(archive: Archive) -> Base | None:
     """The base that ends first, of those that the log goes on from."""
-    found = [base for base in archive.bases if goes_on(archive, base)]
+    found = _usable(archive)
     return min(found, key=lambda base: base.stop, default=None)
+
+
+def _usable(archive: Archive) -> list[Base]:
+    return [base for base in archive.bases if not base.damaged and goes_on(archive, base)]
+
+
+def is_based(archive: Archive) -> bool:
+    """Whether there is a base that something can be restored from, now or once its log has come."""
+    return bool(_usable(archive))
 
 
 def goes_on(archive: Archive, base: Base) -> bool:
@@ -64,7 +73,7 @@ def _there(archive: Archive, first: Base, mark: Mark) -> bool:
 
 def base_for(archive: Archive, mark: Mark) -> Base | None:
     """The newest base from which a mark's position can be reached."""
-    found = [base for base in archive.bases if goes_on(archive, base) and _there(archive, base, mark)]
+    found = [base for base in _usable(archive) if _there(archive, base, mark)]
     return max(found, key=lambda base: (base.stop, base.wall), default=None)
 
 
@@ -184,6 +193,6 @@ def not_needed_below(archive: Archive, *, removed: bool, reads_from: Sequence[st
 
 
 __all__ = [
-    "EVERYTHING", "SLACK", "Not", "Restorable", "Window", "base_for", "goes_on", "not_needed_below",
-    "resolve", "thinned", "windows",
+    "EVERYTHING", "SLACK", "Not", "Restorable", "Window", "base_for", "goes_on", "is_based",
+    "not_needed_below", "resolve", "thinned", "windows",
 ]  # fmt: skip

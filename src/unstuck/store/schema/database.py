@@ -155,6 +155,9 @@ backups = sa.Table(
     # known to be damaged.
     sa.Column("verified", sa.Text),
     sa.Column("damaged", sa.Text),
+    # How far its pieces have been read again: JSON of core.backup.scrub.Scrub; and when to go on.
+    sa.Column("scrub", sa.Text),
+    sa.Column("scrub_look", Seconds, nullable=False, server_default="0"),
     # Retention leaves it alone, whatever the policy says.
     sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
     # Names the occasion of an automatic one: of one occasion there is one backup, also a deleted one.
@@ -226,6 +229,14 @@ sa.Index(
     backups.c.next_look,
     postgresql_where=sa.text("NOT settled"),
     sqlite_where=sa.text("settled = 0"),
+)
+
+# What is to be read again. The condition in SQLite's words: else it is not taken.
+sa.Index(
+    "ix_backups_scrub",
+    backups.c.scrub_look,
+    postgresql_where=sa.text("ended = 'COMPLETED' AND NOT deleted"),
+    sqlite_where=sa.text("ended = 'COMPLETED' AND deleted = 0"),
 )
 
 # Every attempt there ever was, so that its objects can be found and collected.
