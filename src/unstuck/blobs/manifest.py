@@ -43,6 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The backup that has to be restored before this one."""
     generation: str = ""
     """Names the data that it is of; a parent's is the same."""
+    archive: str = ""
+    """The archive whose log goes on from its end; empty: none, or made before that was written down."""
     content: str = "tar"
     compression: str = "zstd"
     encryption: str = "age"
