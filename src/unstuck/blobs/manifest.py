@@ -116,6 +116,18 @@ def content(manifest: Manifest) -> Content:
     )  # fmt: skip
 
 
+def in_short(manifest: Manifest) -> str:
+    """What a backup's row keeps of it, as JSON: all but the pieces and the keys."""
+    says = {
+        "datastore": manifest.datastore, "system_identifier": manifest.system_identifier,
+        "start": manifest.start, "stop": manifest.stop, "chunks": len(manifest.chunks),
+        "stored": sum(chunk.sealed_length for chunk in manifest.chunks), "taken_at": manifest.taken_at,
+        "chunk_size": manifest.chunk_size, "content": manifest.content, "parent": manifest.parent,
+        "generation": manifest.generation,
+    }  # fmt: skip
+    return msgspec.json.encode(says).decode()
+
+
 def signer(data: bytes) -> keys.Certificate:
     """Who signed the object; of one that :func:`read` has believed."""
     return msgspec.json.decode(data, type=Signed).signer
