@@ -39,7 +39,8 @@ class Lying:
         signer = keys.Signer.new()
         frame = Frame(
             cloud_id=self.ring.public.cloud_id, project_id=project, instance_id=str(uuid.uuid4()),
-            instance_name="shop", backup_id=backup_id, backup_name="nightly", attempt=1, nonce=(name := uuid.uuid4().hex[:16]),
+            instance_name="shop", backup_id=backup_id, backup_name="nightly", attempt=1,
+            nonce=(name := uuid.uuid4().hex[:16]),
             taken_at=1_700_000_000.0, recipients=key.recipients, key=key.wrapped, generation="g",
             parent=None if parent is None else Parent(parent.manifest.backup_id, parent.digest),
         )  # fmt: skip
