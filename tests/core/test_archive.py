@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,8 @@ from unstuck.core.archive.ledger import (
     thinned,
     window,
 )
-from unstuck.core.archive.positions import lsn_of, lsn_place
+from unstuck.core.archive.positions import binlog_of, binlog_place, lsn_of, lsn_place, place_of
+from unstuck.core.backup.content import Position
 
 
 def place(number: int) -> str:
@@ -165,3 +167,24 @@ def test_places_of_lsns_sort_as_the_log_does(number: int) -> None:
     lsn = f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
     assert int(lsn_place(lsn), 16) == number
     assert lsn_of(lsn_place(lsn)) == lsn
+
+
+def test_places_in_a_binary_log_sort_as_they_follow_one_another() -> None:
+    places = [(1, 0), (1, 4), (1, 99), (1, 100), (2, 0), (9, 4), (10, 4), (999_999, 16 << 20), (1_000_000, 0)]
+    texts = [binlog_place(*place) for place in places]
+    assert texts == sorted(texts)
+    assert [binlog_of(text) for text in texts] == places
+    for wrong in ("", "1:4", "0000000001:4", "0000000000001000", "0000000001:000000000004 "):
+        with pytest.raises(ValueError, match="binary log"):
+            binlog_of(wrong)
+
+
+def test_a_backup_of_mariadb_says_where_its_binary_log_goes_on() -> None:
+    found = place_of("mariadb", Position(7, "46590,47002,binlog.000012:1178,0-77-5"))
+    assert found == binlog_place(12, 1178)
+    assert place_of("mariadb", Position(7, "46590,47002,binlog.000012:0,")) == binlog_place(12, 0)
+    for wrong in ("46590,47002,:0,", "0/16B3748", "", "1,2,binlog.x:4,"):
+        with pytest.raises(ValueError, match="binary log"):
+            place_of("mariadb", Position(7, wrong))
+    with pytest.raises(ValueError, match="not kept"):
+        place_of("another", Position(7, "1"))

@@ -105,7 +105,7 @@ def test_a_log_is_kept_in_order_and_read_back_up_to_a_point(guests: Callable[[],
     view = kept.guest.view()
     assert view.log is not None
     assert (view.log.timeline, view.log.gap) == (1, None)
-    wait_for(lambda: (view := kept.guest.view()).log is not None and view.log.position >= end, 20)
+    wait_for(lambda: (view := kept.guest.view()).log is not None and view.log.position >= end, 60)
     inside = kept.restored(guests(), middle, "n1")
     inside.ready()
     assert count(inside) == 22

@@ -79,7 +79,7 @@ class Writer:
                         row = self.sent
                         self.kit.insert(connection, row)
                         self.acknowledged.append(row)
-                        self._stop.wait(0.01)
+                        self._stop.wait(0.03)
             except self.kit.error as error:
                 self.last_error = str(error)
                 self._stop.wait(0.2)
@@ -160,7 +160,7 @@ class Instance:
             lambda: json.dumps(self.shown(), indent=1), seconds,
         )  # fmt: skip
 
-    def prepare(self) -> None:
+    def prepare(self, *, write: bool = True) -> None:
         """Its bulk of data and the table that the writer writes into."""
         self.until_healthy(240.0)
         self.find_server()
@@ -168,7 +168,8 @@ class Instance:
         self.cloud.until("it lets its user in", self.reaches)
         with self.login() as connection:
             self.kit.prepare(connection)
-        self.writer = Writer(self.kit, self.address)
+        if write:
+            self.writer = Writer(self.kit, self.address)
 
     def login(self, seconds: int = 5) -> Any:
         return self.kit.login(self.address, "shop", seconds)

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 USER: Final = "anna"
 PASSWORD: Final = "secret-1"
-BULK: Final = 24
-"""MiB of data that does not compress: more than an agent and the pipes hold on their way."""
+BULK: Final = 12
+"""MiB of data that does not compress: with what an empty datastore has, more than an agent and the pipes
+hold on their way."""
+
+PIECE: Final = 5 << 20
+"""Bytes of which an agent makes at least one piece."""
 
 
 class Kit:
@@ -113,7 +117,7 @@ class PostgreSQL(Kit):
                 sender, tool = instance.sender(), instance.tool()
                 before = written(tool)
                 holds[0].go_on()
-                spin(instance.cloud, "data flows", lambda: written(tool) > before + (1 << 20))
+                spin(instance.cloud, "data flows", lambda: written(tool) > before + PIECE)
                 holds = [instance.hold(sender)]
             case "finishing":
                 backup_id, holds = self.held(instance, "starting", name)
@@ -185,7 +189,7 @@ class MariaDB(Kit):
                 tool = instance.tool()
                 before = written(tool)
                 holds[0].go_on()
-                spin(instance.cloud, "data flows", lambda: written(tool) > before + (1 << 20))
+                spin(instance.cloud, "data flows", lambda: written(tool) > before + PIECE)
             case "finishing":
                 backup_id, holds = self.held(instance, "starting", name)
                 tool = instance.tool()

@@ -47,10 +47,10 @@ def far(made: DatabaseCloud, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def small(made: DatabaseCloud, tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 12 MiB: a backup does not fit."""
+    """A folder on a file system of 6 MiB: a backup does not fit."""
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "small", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "small", folder], check=True)
     stores.make_folder(folder)
     try:
         yield folder

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import io
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ import pytest
 
 from unstuck.cli import guests, tiny
 from unstuck.cli.cloud import COMPUTE, Cloud, connect
-from unstuck.cli.doctor import doctor
+from unstuck.cli.doctor import differences
 from unstuck.cli.errors import CliError
 from unstuck.cli.reality import look
 from unstuck.host.drivers import process
@@ -295,10 +294,8 @@ class FaultCloud:
 
     def differences(self) -> list[dict[str, Any]]:
         """What doctor sees: processes, files, sockets, taps, addresses that are not as the store says."""
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text):
-            doctor(output="json", state=self.state.root)
-        return list(json.loads(text.getvalue())["differences"])
+        found = differences(self.state, self.state.read().driver)
+        return [msgspec.to_builtins(item) for item in found]
 
     def agree(self) -> None:
         """The store and this machine agree in everything."""
@@ -340,8 +337,9 @@ class FaultCloud:
                 return found
             if time.monotonic() > over:
                 self.fail(f"{what}: not within {seconds:.0f} s\n{more()}")
-            # Looking takes time from what is waited for.
-            time.sleep(max(0.05, time.monotonic() - began))
+            # Looking takes time from what is waited for: the rarer, the longer that takes.
+            waited = began - (over - seconds)
+            time.sleep(min(max(0.05, waited / 20, time.monotonic() - began), 0.5))
 
     def note(self, text: str) -> None:
         self._notes.append(f"{time.monotonic() - self.began:6.1f} s  {text}")

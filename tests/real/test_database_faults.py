@@ -54,6 +54,7 @@ def test_an_agent_killed_in_each_phase(shop: Instance, phase: str) -> None:
     shop.free()
 
 
+@pytest.mark.slow
 @proves("T4", ends="COMPLETED by the same attempt")
 def test_an_agent_frozen_for_less_than_its_lease(shop: Instance) -> None:
     shop.made.settings(copying=60.0, finishing=60.0, uploading=60.0)
@@ -67,8 +68,9 @@ def test_an_agent_frozen_for_less_than_its_lease(shop: Instance) -> None:
     shop.free()
 
 
+@pytest.mark.slow
 @proves("T9", ends="COMPLETED: the offer was still open")
-@pytest.mark.parametrize("seconds", [5.0, pytest.param(45.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [5.0, 45.0])
 def test_an_agent_that_comes_late(shop: Instance, seconds: float) -> None:
     shop.made.settings(claim=seconds + 30.0)
     agent = shop.hold(shop.agent())
@@ -145,6 +147,7 @@ def test_the_control_plane_is_killed_while_a_backup_runs(shop: Instance, phase: 
     shop.free()
 
 
+@pytest.mark.slow
 @proves("B15", ends="COMPLETED; the database is in use all the time")
 def test_the_control_plane_is_away_for_longer_than_the_lease(shop: Instance) -> None:
     backup, holds = shop.held("copying")
@@ -224,7 +227,8 @@ def test_a_store_that_is_full(made: DatabaseCloud, shop: Instance, small: Path) 
     shop.free()
 
 
-@pytest.mark.parametrize("status", [pytest.param(500, marks=pytest.mark.slow), 503])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [500, 503])
 @proves("T6", "B1", ends="FAILED with that reason, nothing of it is left in the store")
 def test_a_store_that_answers_5xx(made: DatabaseCloud, shop: Instance, far: Far, status: int) -> None:
     made.settings(uploading=5.0, attempts=2)
@@ -241,7 +245,7 @@ def test_a_store_that_answers_5xx(made: DatabaseCloud, shop: Instance, far: Far,
 def test_a_store_that_refuses_the_credentials_at_the_start(
     made: DatabaseCloud, shop: Instance, far: Far
 ) -> None:
-    made.settings(uploading=6.0)
+    made.settings(uploading=6.0, attempts=6)
     made.send_to("far", msgspec.structs.replace(far.where, secret_key="wrong"))
     backup = shop.request()
     shop.until_phase(backup, "uploading")
@@ -252,6 +256,7 @@ def test_a_store_that_refuses_the_credentials_at_the_start(
     shop.free()
 
 
+@pytest.mark.slow
 @proves("B3", ends="COMPLETED by the same attempt, once it answers")
 def test_a_store_that_does_not_answer_for_a_while(made: DatabaseCloud, shop: Instance, far: Far) -> None:
     made.settings(uploading=120.0)

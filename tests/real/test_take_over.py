@@ -87,7 +87,7 @@ def test_a_frozen_agent_blocks_no_way_to_its_guest(cloud: FaultCloud) -> None:
             await monitors.close()
 
     assert asyncio.run(ask()) == "running"
-    cloud.agree()  # doctor asks it too
+    cloud.agree()  # which asks it too
     began = time.monotonic()
     cloud.start("host")
     assert frozen.wait(10.0) == -signal.SIGKILL

@@ -83,7 +83,8 @@ def _piece(objects: Objects, folder: str, entries: list[Entry], cloud_key: str) 
         kept = logs.read(data, cloud_key, folder)
     except ManifestError:
         return None
-    return None if logs.missing(kept, entries) else kept
+    # MariaDB's log is not read by itself; its backups are.
+    return None if kept.datastore.type != "postgresql" or logs.missing(kept, entries) else kept
 
 
 def _bases(backups: Sequence[Listed]) -> dict[str, list[Base]]:

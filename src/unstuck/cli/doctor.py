@@ -72,13 +72,13 @@ def doctor(
         raise CliError(str(error)) from None
     checks = [*machine(found, driver), *_processes(found), *_records(found), *_keys(found)]
     checks += _databases(found)
-    differences = _differences(found, driver) if found.prepared() else []
+    differing = differences(found, driver) if found.prepared() else []
     recovery = _recovery(found) if found.prepared() else None
-    bad = bool(differences or recovery) or any(check.level == "fault" for check in checks)
+    bad = bool(differing or recovery) or any(check.level == "fault" for check in checks)
     if output == "json":
-        show_json({"ok": not bad, "checks": checks, "differences": differences, "recovery": recovery})
+        show_json({"ok": not bad, "checks": checks, "differences": differing, "recovery": recovery})
     else:
-        _print(checks, differences)
+        _print(checks, differing)
         _print_recovery(recovery)
     return 1 if bad else 0
 
@@ -217,8 +217,9 @@ def _unreadable(row: Unreadable) -> str:
     return f"{', '.join(row.columns)} of {row.kind} {row.name} ({row.id}) cannot be read"
 
 
-def _differences(state: State, driver: str) -> list[Difference]:
-    """Those that stay. With the control plane down nothing is on its way, so one look is enough."""
+def differences(state: State, driver: str) -> list[Difference]:
+    """Between store and machine, those that stay. With the control plane down nothing is on its way, so one
+    look is enough."""
     expected, live = read_expected(state)
     if expected is None:
         return []

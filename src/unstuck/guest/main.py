@@ -90,7 +90,7 @@ def mariadb(settings: Settings, tools: Tools, port: AsyncPort) -> Datastore:
     volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
     me = pwd.getpwuid(os.geteuid()).pw_name
     places = Places(volume.database, sockets_of(settings, tools), me, tools.user)
-    return MariaDB(volume, places, tools, port.clock, lambda: port.wake("look"))
+    return MariaDB(volume, places, tools, port.clock, lambda: port.wake("look"), port.spawn)
 
 
 DATASTORES: Final = {"postgresql": postgresql, "mariadb": mariadb}

@@ -393,6 +393,25 @@ async def agent_frozen_at_the_end(user: DatabaseUser) -> None:
     await user.ended("b")
 
 
+async def agent_late_before_its_offer_is_over(user: DatabaseUser) -> None:
+    """It hears of the request 45 s late, and nobody has given up."""
+    await _with_rows(user)
+    await user.freeze_agent("db", 45.0)
+    await user.backup("b")
+    await user.ended("b", "COMPLETED")
+
+
+async def agent_late_after_its_offer_was_over(user: DatabaseUser) -> None:
+    """It finds nothing to do, resurrects nothing, and makes the next one."""
+    await _with_rows(user)
+    await user.freeze_agent("db", 145.0)
+    await user.backup("b")
+    await user.ended("b")
+    await user.ready()
+    await user.backup("c")
+    await user.ended("c", "COMPLETED")
+
+
 async def agent_late_after_it_was_given_up(user: DatabaseUser) -> None:
     """45 s late, and another attempt runs."""
     await _with_rows(user)
@@ -644,6 +663,8 @@ DATABASE_SCENARIOS: dict[str, Script] = {
         agent_frozen_shortly,
         agent_frozen_for_longer_than_its_lease,
         agent_frozen_at_the_end,
+        agent_late_before_its_offer_is_over,
+        agent_late_after_its_offer_was_over,
         agent_late_after_it_was_given_up,
         *(_hanging(phase) for phase in (Phase.STARTING, Phase.COPYING, Phase.FINISHING)),
         *(_store_is(mode) for mode in (Mode.FAULT, Mode.REFUSED, Mode.FULL, Mode.HANG)),
