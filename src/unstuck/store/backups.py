@@ -18,7 +18,7 @@ from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.core.instance.want import BackupWant
-from unstuck.store import database_quotas, quotas, retention
+from unstuck.store import archives, database_quotas, quotas, retention
 from unstuck.store.backup_chain import checked_content, parent_named, parent_of
 from unstuck.store.backup_rows import (
     BackupRow,
@@ -269,6 +269,7 @@ def delete_backup(tx: Tx, backup_id: str, project_id: str | None, *, cascade: bo
     if held is None or held.backup.deleted:
         raise _not_found(backup_id)
     held = msgspec.structs.replace(held, host_id=host_id)
+    archives.look_at(tx, held.instance_id)
     return write_backup(tx, held, change.delete(held.backup, tx.now.lease), keep_lease=True, ends=True)
 
 
