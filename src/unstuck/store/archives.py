@@ -110,6 +110,26 @@ _MARKS = Prepared(
     .where(archive_marks.c.archive_id == sa.bindparam("archive"))
     .order_by(archive_marks.c.wall)
 )
+_MARK_BEFORE = Prepared(
+    sa.select(archive_marks)
+    .where(
+        archive_marks.c.archive_id == sa.bindparam("archive"),
+        archive_marks.c.timeline == sa.bindparam("of_timeline"),
+        archive_marks.c.position <= sa.bindparam("until"),
+    )
+    .order_by(archive_marks.c.wall.desc())
+    .limit(1)
+)
+_MARKS_WITHIN = Prepared(
+    sa.select(archive_marks)
+    .where(
+        archive_marks.c.archive_id == sa.bindparam("archive"),
+        archive_marks.c.timeline == sa.bindparam("of_timeline"),
+        archive_marks.c.position > sa.bindparam("behind"),
+        archive_marks.c.position <= sa.bindparam("until"),
+    )
+    .order_by(archive_marks.c.wall)
+)
 _MARK = Prepared(sa.insert(archive_marks))
 _HELD = Prepared(
     sa.update(archive_marks)
@@ -186,11 +206,13 @@ def look_at(tx: Tx, instance_id: str) -> None:
     _WAKE.run(tx, instance=instance_id, now=tx.now.lease)
 
 
-def note_archive(tx: Tx, backup_id: str, instance_id: str) -> None:
-    """A backup is begun, and the log that follows its end goes into this archive."""
+def note_archive(tx: Tx, backup_id: str, instance_id: str) -> str | None:
+    """A backup is begun, and the log that follows its end goes into this archive: its id."""
     row = _WANTED.first(tx, instance=instance_id)
-    if row is not None:
-        _NOTE.run(tx, backup=backup_id, goes_on=row.id)
+    if row is None:
+        return None
+    _NOTE.run(tx, backup=backup_id, goes_on=row.id)
+    return str(row.id)
 
 
 def note_log(tx: Tx, instance_id: str, log: LogView, seen: Sequence[LogSeen] = ()) -> None:
@@ -229,6 +251,20 @@ def says_more(tx: Tx, instance_id: str, seen: Sequence[LogSeen]) -> bool:
     if row.known_wall is not None or last is None:
         return True
     return (seen[-1].last >= SLACK) != (last.held is not None)
+
+
+def marks_of(tx: Tx, archive_id: str, piece: Piece) -> tuple[Mark, ...]:
+    """What is known of when the positions in a piece were reached: with it, the piece says so by itself.
+
+    The one before them is said again: of that it may not have been known how long it held.
+    """
+    if not piece.start:
+        return ()
+    before = _MARK_BEFORE.all(tx, archive=archive_id, of_timeline=piece.timeline, until=piece.start)
+    found = _MARKS_WITHIN.all(
+        tx, archive=archive_id, of_timeline=piece.timeline, behind=piece.start, until=piece.stop
+    )
+    return tuple(Mark(one.wall, one.timeline, one.position, one.held) for one in (*before, *found))
 
 
 def before(tx: Tx, instance_id: str, number: int) -> Closed | None:

@@ -87,8 +87,25 @@ class Point(msgspec.Struct, frozen=True):
     wall: float
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """At this time everything up to this position had happened, and what happened later lies behind it.
+
+    ``held``: up to when it is known that nothing else had happened, where that is long before the next mark:
+    nobody can say what was there in between. None: as far as the next mark, or as long as its agent is heard.
+    """
+
+    wall: float
+    timeline: int
+    position: str
+    held: float | None = None
+
+
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece in the store of objects, as its signed manifest says. It lies below ``prefix``."""
+    """A piece in the store of objects, as its signed manifest says. It lies below ``prefix``.
+
+    ``kept_at``: when it was begun to be kept, so that all of it had happened; ``marks``: when positions in it
+    were reached, as was known by then. Wall time of the store.
+    """
 
     prefix: str
     archive_id: str
@@ -101,19 +118,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     recipients: tuple[str, ...]
     key: str
     kept_at: float
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """At this time everything up to this position had happened, and what happened later lies behind it.
-
-    ``held``: up to when it is known that nothing else had happened, where that is long before the next mark:
-    nobody can say what was there in between. None: as far as the next mark, or as long as its agent is heard.
-    """
-
-    wall: float
-    timeline: int
-    position: str
-    held: float | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 class Base(msgspec.Struct, frozen=True):
