@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from tests.real.database_cloud import BOTH, DatabaseCloud, Instance, database_cloud
 from tests.real.datastore_kits import Kit
+from unstuck.cli.recover import recover
 
 pytestmark = [
     pytest.mark.root,
@@ -194,6 +196,68 @@ def test_a_restored_instance_has_an_archive_of_its_own(made: DatabaseCloud) -> N
         "nothing of their archives is left", lambda: not made.objects().list("archives"),
         lambda: str([entry.key for entry in made.objects().list("archives")][:5]), 120,
     )  # fmt: skip
+
+
+def test_a_moment_is_recovered_from_the_objects_and_the_recovery_file_alone(made: DatabaseCloud) -> None:
+    if made.kit.name != "postgresql":
+        pytest.skip("unstuck recover --at reads PostgreSQL's log only")
+    shop = made.create("shop3")
+    shop.prepare(write=False)
+    writer = Clocked(shop.kit, shop.address)
+    made.cloud.until("a moment can be restored", lambda: moments(shop), lambda: _state(shop), 180)
+    time.sleep(25)
+    at = float(int(time.time()))
+    time.sleep(10)
+    writer.end()
+    made.cloud.until(
+        "it can be restored",
+        lambda: (found := moments(shop)) and found[1] >= at + 5,
+        lambda: _state(shop),
+        120,
+    )
+    with tempfile.TemporaryDirectory(prefix="unstuck-pt-") as root:
+        Path(root).chmod(0o711)
+        target = Path(root) / "data"
+        state = made.cloud.state
+        assert recover(
+            from_=str(made.state_backups), key=state.recovery, restore=shop.id, at=iso(at), to=target
+        ) == 0  # fmt: skip
+        rows = _read_offline(target)
+    assert rows == list(range(1, len(rows) + 1))
+    later = [row for row in rows if writer.sent[row] > at]
+    assert not later, f"{len(later)} rows were sent after {iso(at)}"
+    missing = {row for row, when in writer.acknowledged.items() if when < at - BEAT} - set(rows)
+    assert not missing, f"{len(missing)} rows were acknowledged {BEAT} s before {iso(at)}"
+    shop.delete()
+
+
+def _read_offline(data: Path) -> list[int]:
+    """By a server of this machine, as docs/recovery.md says."""
+    (programs,) = Path("/usr/lib/postgresql").glob("*/bin")
+    as_postgres = ["runuser", "-u", "postgres", "--"]
+    subprocess.run(["chown", "-R", "postgres", str(data)], check=True)
+    server = [
+        *as_postgres,
+        str(programs / "pg_ctl"),
+        "-w",
+        "-t",
+        "120",
+        "-D",
+        str(data),
+        "-l",
+        str(data / "log"),
+    ]
+    options = f"-p 5433 -c unix_socket_directories={data} -c listen_addresses="
+    try:
+        subprocess.run([*server, "-o", options, "start"], check=True)
+        asked = [*as_postgres, "psql", "-h", str(data), "-p", "5433", "-At", "shop", "-c"]
+        told = subprocess.run(
+            [*asked, "SELECT id FROM ledger ORDER BY id"], check=True, capture_output=True, text=True
+        )
+        return [int(line) for line in told.stdout.split()]
+    finally:
+        print((data / "log").read_text()[-3000:])
+        subprocess.run([*server, "stop", "-m", "immediate"], check=False)
 
 
 def _state(shop: Instance) -> str:

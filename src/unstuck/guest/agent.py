@@ -30,8 +30,10 @@ from unstuck.core.instance.guestwire import (
     Welcome,
 )
 from unstuck.core.instance.requests import (
+    AgentProcess,
     DatabaseAnswer,
     DatabaseRequest,
+    Describe,
     DisableExtension,
     EnableExtension,
     EndLoan,
@@ -39,6 +41,7 @@ from unstuck.core.instance.requests import (
     Lend,
     ListExtensions,
     MoreRequest,
+    Ok,
     ReadLog,
 )
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
@@ -73,7 +76,7 @@ class Agent:
 
     def __init__(
         self, port: Port, control: GuestControl, datastore: Datastore, start: str, threads: Threads,
-        folder: Path, version: str = "",
+        folder: Path, version: str = "", describe: Callable[[], AgentProcess] | None = None,
     ) -> None:  # fmt: skip
         self._port = port
         self._control = control
@@ -91,6 +94,7 @@ class Agent:
         self._restoring = False
         self._asked: dict[str, str] = {}
         self._threads = threads
+        self._describe = describe
         self._backups = Backups(port, control, datastore, threads)
         self._archive = Archive(port, control, datastore, threads, folder)
         self._swept = False
@@ -348,8 +352,10 @@ class Agent:
                 return
             await self._port.pause(answer.seconds, "hello")
 
-    async def _ask(self, request: DatabaseRequest | MoreRequest, seconds: float) -> DatabaseAnswer:
+    async def _ask(self, request: DatabaseRequest | MoreRequest | Describe, seconds: float) -> DatabaseAnswer:
         match request:
+            case Describe():
+                return self._described()
             case ReadLog() | ListExtensions() | EnableExtension() | DisableExtension() | Lend() | EndLoan():
                 if isinstance(self._datastore, kinds.Offers):
                     return await self._datastore.more(request, seconds)
@@ -357,10 +363,18 @@ class Agent:
             case _:
                 return await self._datastore.ask(request, seconds)
 
+    def _described(self) -> DatabaseAnswer:
+        if self._describe is None:
+            return Failed("invalid", "this agent does not say")
+        try:
+            return Ok(agent=self._describe())
+        except OSError as error:
+            return Failed("unready", _why(error))
+
     async def _text_for(self, question: GuestAsk) -> str:
         answer: DatabaseAnswer
         try:
-            request = msgspec.json.decode(question.argument, type=DatabaseRequest | MoreRequest)
+            request = msgspec.json.decode(question.argument, type=DatabaseRequest | MoreRequest | Describe)
         except msgspec.MsgspecError as error:
             answer = Failed("invalid", str(error))
         else:

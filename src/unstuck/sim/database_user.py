@@ -468,9 +468,17 @@ class DatabaseUser(SimUser):
     async def blobs(self, mode: Mode) -> None:
         self._world.blobs.set_mode(mode)
 
-    async def damage(self, how: str, backup: str) -> None:
+    async def damage(self, how: str, backup: str) -> dict[str, bytes]:
+        """What was there before."""
         self._world.damaged.add(backup)
+        before = dict(self._world.blobs.objects)
         damage(self._world.blobs, how)
+        return before
+
+    async def put_back(self, before: dict[str, bytes], backup: str) -> None:
+        """Its pieces are what they were."""
+        mine = {key: data for key, data in before.items() if key.startswith(f"backups/{backup}/")}
+        self._world.blobs.objects.update(mine)
 
     async def control_away(self, seconds: float) -> None:
         """The control plane is killed, and started again much later."""

@@ -108,6 +108,16 @@ _MARKS = Prepared(
     .where(archive_marks.c.archive_id == sa.bindparam("archive"))
     .order_by(archive_marks.c.wall)
 )
+_MARKS_WITHIN = Prepared(
+    sa.select(archive_marks.c.wall, archive_marks.c.timeline, archive_marks.c.position)
+    .where(
+        archive_marks.c.archive_id == sa.bindparam("archive"),
+        archive_marks.c.timeline == sa.bindparam("of_timeline"),
+        archive_marks.c.position > sa.bindparam("behind"),
+        archive_marks.c.position <= sa.bindparam("until"),
+    )
+    .order_by(archive_marks.c.wall)
+)
 _MARK = Prepared(sa.insert(archive_marks))
 _BASES = Prepared(
     sa.select(backups).where(
@@ -174,11 +184,13 @@ def look_at(tx: Tx, instance_id: str) -> None:
     _WAKE.run(tx, instance=instance_id, now=tx.now.lease)
 
 
-def note_archive(tx: Tx, backup_id: str, instance_id: str) -> None:
-    """A backup is begun, and the log that follows its end goes into this archive."""
+def note_archive(tx: Tx, backup_id: str, instance_id: str) -> str | None:
+    """A backup is begun, and the log that follows its end goes into this archive: its id."""
     row = _WANTED.first(tx, instance=instance_id)
-    if row is not None:
-        _NOTE.run(tx, backup=backup_id, goes_on=row.id)
+    if row is None:
+        return None
+    _NOTE.run(tx, backup=backup_id, goes_on=row.id)
+    return str(row.id)
 
 
 def note_log(tx: Tx, instance_id: str, log: LogView) -> None:
@@ -192,6 +204,16 @@ def note_log(tx: Tx, instance_id: str, log: LogView) -> None:
     # The wall clock may be set back; the order of what was seen may not.
     wall = tx.now.wall if last is None else max(tx.now.wall, last.wall + 0.001)
     _MARK.run(tx, archive_id=row.id, wall=wall, timeline=log.timeline, position=log.position)
+
+
+def marks_of(tx: Tx, archive_id: str, piece: Piece) -> tuple[Mark, ...]:
+    """What is known of when the positions in a piece were reached: with it, the piece says so by itself."""
+    if not piece.start:
+        return ()
+    found = _MARKS_WITHIN.all(
+        tx, archive=archive_id, of_timeline=piece.timeline, behind=piece.start, until=piece.stop
+    )
+    return tuple(Mark(one.wall, one.timeline, one.position) for one in found)
 
 
 def before(tx: Tx, instance_id: str, number: int) -> Closed | None:

@@ -79,7 +79,7 @@ def create_backup(
         raise NotFound(f"Project {owner} is not there any more.")
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
-    _check_quota(tx, owner, new.made_by)
+    check_quota(tx, owner, new.made_by)
     live = load_live(tx, new.instance_id, lock=True)
     if live is not None:
         if _does_as_well(tx, live, new, places):
@@ -180,7 +180,7 @@ def _under_way(live: BackupRow) -> str:
     )
 
 
-def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
+def check_quota(tx: Tx, project_id: str, made_by: str) -> None:
     """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
     name = "backups" if made_by == USER else "automatic_backups"
     most = database_quotas.limits(tx, project_id)[name]

@@ -77,8 +77,20 @@ class Point(msgspec.Struct, frozen=True):
     wall: float
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """At this time everything up to this position had happened, and what happened later lies behind it."""
+
+    wall: float
+    timeline: int
+    position: str
+
+
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece in the store of objects, as its signed manifest says. It lies below ``prefix``."""
+    """A piece in the store of objects, as its signed manifest says. It lies below ``prefix``.
+
+    ``kept_at``: when it was begun to be kept, so that all of it had happened; ``marks``: when positions in it
+    were reached, as was known by then. Wall time of the store.
+    """
 
     prefix: str
     archive_id: str
@@ -91,14 +103,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     recipients: tuple[str, ...]
     key: str
     kept_at: float
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """At this time everything up to this position had happened, and what happened later lies behind it."""
-
-    wall: float
-    timeline: int
-    position: str
+    marks: tuple[Mark, ...] = ()
 
 
 class Base(msgspec.Struct, frozen=True):
