@@ -154,7 +154,7 @@ class Instance:
         found: dict[str, Any] = self.api.get(f"/instances/{self.id}")["instance"]
         return found
 
-    def until_healthy(self, seconds: float = 90.0) -> None:
+    def until_healthy(self, seconds: float = 180.0) -> None:
         self.cloud.until(
             "the database is healthy", lambda: self.shown()["operating_status"] == "HEALTHY",
             lambda: json.dumps(self.shown(), indent=1), seconds,
@@ -356,7 +356,7 @@ class Instance:
         answer = self.cloud.cloud.client.get(f"{self.api.base}/backups/{backup_id}")
         return bool(answer.status_code == 404)
 
-    def until_phase(self, backup_id: str, phase: str, seconds: float = 30.0) -> None:
+    def until_phase(self, backup_id: str, phase: str, seconds: float = 90.0) -> None:
         self.until_backup(
             backup_id, f"is {phase}", lambda found: bool(found["unstuck"]["phase"] == phase), seconds
         )
@@ -372,25 +372,25 @@ class Instance:
             f"the backup {what}", look, lambda: json.dumps(self.backup(backup_id), indent=1), seconds
         )
 
-    def until_attempt(self, backup_id: str, number: int, seconds: float = 60.0) -> None:
+    def until_attempt(self, backup_id: str, number: int, seconds: float = 120.0) -> None:
         """It has come to this attempt, and has not ended."""
         what = f"comes to attempt {number}"
         self.until_backup(backup_id, what, lambda found: bool(found["unstuck"]["attempt"] == number), seconds)
 
-    def until_over(self, backup_id: str, seconds: float = 120.0) -> dict[str, Any]:
+    def until_over(self, backup_id: str, seconds: float = 180.0) -> dict[str, Any]:
         found = self.until_backup(
             backup_id, "ends", lambda found: found["status"] in ("COMPLETED", "FAILED"), seconds
         )
         self.cloud.note(f"backup {backup_id}: {found['status']} {found['unstuck']['reason']}")
         return found
 
-    def completed(self, backup_id: str, seconds: float = 120.0) -> dict[str, Any]:
+    def completed(self, backup_id: str, seconds: float = 180.0) -> dict[str, Any]:
         found = self.until_over(backup_id, seconds)
         if found["status"] != "COMPLETED":
             self.cloud.fail(f"the backup failed: {json.dumps(found, indent=1)}")
         return found
 
-    def failed(self, backup_id: str, words: str, seconds: float = 120.0) -> dict[str, Any]:
+    def failed(self, backup_id: str, words: str, seconds: float = 180.0) -> dict[str, Any]:
         """It ended, and says why in these words (a pattern)."""
         found = self.until_over(backup_id, seconds)
         if found["status"] != "FAILED" or not re.search(words, found["unstuck"]["reason"]):
@@ -479,7 +479,7 @@ class Instance:
 
     # --- restores
 
-    def restore(self, backup_id: str, name: str = "restored", seconds: float = 120.0) -> Instance:
+    def restore(self, backup_id: str, name: str = "restored", seconds: float = 240.0) -> Instance:
         made = self.made.create(name, backup_id)
         made.until_healthy(seconds)
         made.address = next(item["address"] for item in made.shown()["addresses"])
