@@ -32,6 +32,7 @@ from unstuck.core.instance.control import (
 from unstuck.core.instance.requests import (
     DatabaseAnswer,
     DatabaseRequest,
+    Describe,
     DisableRoot,
     EnableRoot,
     MoreRequest,
@@ -44,11 +45,11 @@ from unstuck.core.server.data import Power, Thing, Want
 from unstuck.store import agents, clock, datastores, flavors, instance_guests, instance_work
 from unstuck.store.engine import Store
 
-Answerer = Callable[[DatabaseWant, DatabaseRequest | MoreRequest], DatabaseAnswer | str | None]
+Answerer = Callable[[DatabaseWant, DatabaseRequest | MoreRequest | Describe], DatabaseAnswer | str | None]
 """What a database says to a request: an answer, any text instead of one, or nothing at all."""
 
-_request: msgspec.json.Decoder[DatabaseRequest | MoreRequest] = msgspec.json.Decoder(
-    DatabaseRequest | MoreRequest
+_request: msgspec.json.Decoder[DatabaseRequest | MoreRequest | Describe] = msgspec.json.Decoder(
+    DatabaseRequest | MoreRequest | Describe
 )
 
 
@@ -59,7 +60,7 @@ class DatabaseHost(FakeHost):
         super().__init__(store, name, machines=("container", "vm"))
         self.guests: dict[str, int] = {}
         self.roots: set[str] = set()
-        self.asked: list[DatabaseRequest | MoreRequest] = []
+        self.asked: list[DatabaseRequest | MoreRequest | Describe] = []
         self.answerer: Answerer = lambda _want, _request: Ok()
         self.silent: set[str] = set()
         """Servers whose guest's agent is not heard."""

@@ -52,7 +52,7 @@ from unstuck.core.instance.guestwire import (
     Take,
     Welcome,
 )
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, MoreRequest
+from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Describe, MoreRequest
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.control import Away
@@ -109,7 +109,9 @@ class Host:
         self.want = want
         self.version += 1
 
-    def ask_database(self, request: DatabaseRequest | MoreRequest, seconds: float = 30.0) -> DatabaseAnswer:
+    def ask_database(
+        self, request: DatabaseRequest | MoreRequest | Describe, seconds: float = 30.0
+    ) -> DatabaseAnswer:
         name = f"ask-{len(self.asks) + len(self.answers)}-{time.monotonic_ns()}"
         self.asks[name] = GuestAsk(name, msgspec.json.encode(request).decode(), seconds)
         self.version += 1

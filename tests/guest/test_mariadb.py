@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import threading
 import time
@@ -22,11 +21,9 @@ from unstuck.core.instance.native import verifier
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase
 from unstuck.guest.datastore import DatastoreError
-from unstuck.guest.datastores.mariadb.binlog import oldest_kept, trim
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.receive import _check
 from unstuck.guest.datastores.mariadb.server import PROGRAM
-from unstuck.guest.datastores.mariadb.session import Session
 from unstuck.guest.datastores.mariadb.tape import FORM
 
 pytestmark = pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here")
@@ -350,32 +347,3 @@ def test_a_child_needs_a_parent_of_the_same_data(guests: Callable[..., Guest]) -
         nonce = f"n{len(guest.host.gave_up) + 2}"
         with pytest.raises(AssertionError, match="make a full backup"):
             guest.back_up(nonce, since="n1")
-
-
-def test_only_so_much_of_the_binary_log_stays() -> None:
-    files = [("binlog.000001", 60), ("binlog.000002", 50), ("binlog.000003", 30), ("binlog.000004", 10)]
-    assert oldest_kept(files, 1000) is None
-    assert oldest_kept(files, 100) == "binlog.000002"
-    assert oldest_kept(files, 45) == "binlog.000003"
-    assert oldest_kept(files, 5) == "binlog.000004"
-    assert oldest_kept([], 5) is None
-
-
-@pytest.mark.slow
-def test_the_running_server_lets_old_files_of_its_log_go(guest: Guest) -> None:
-    guest.host.wants(guest.want(origin=SHOP))
-    guest.start()
-    guest.ready()
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    with pymysql.connect(
-        unix_socket=str(guest.run / "pg/mariadb.sock"), user=user, ssl_disabled=True
-    ) as line:
-        for _ in range(3):
-            rows(line, "FLUSH BINARY LOGS")
-        assert len(rows(line, "SHOW BINARY LOGS")) == 4
-
-        def trimmed() -> bool:  # what a crash now would need stays until it does not
-            trim(Session(line), 0)
-            return [row[0] for row in rows(line, "SHOW BINARY LOGS")] == ["binlog.000004"]
-
-        wait_for(trimmed, 60)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.guest.guest import PASSWORD, VERIFIER, Guest, anna, folder
 from tests.guest.host_double import wait_for
+from unstuck import __version__
 from unstuck.blobs.objects import FolderObjects
 from unstuck.core.instance.requests import (
     ChangeUser,
@@ -21,6 +22,7 @@ from unstuck.core.instance.requests import (
     CreateUsers,
     DatabaseInfo,
     DatabaseRequest,
+    Describe,
     DisableRoot,
     DropDatabase,
     DropUser,
@@ -390,3 +392,12 @@ def test_a_check_may_read_and_nothing_else(guest: Guest, query: str) -> None:
             ("t",)
         ]
     assert "unstuck_check" not in {user.name for user in answered(guest, ListUsers(100)).users}
+
+
+def test_the_agent_says_what_it_is(guest: Guest) -> None:
+    answer = guest.host.ask_database(Describe())
+    assert isinstance(answer, Ok)
+    assert answer.agent is not None
+    assert answer.agent.threads >= 1
+    assert 0 < answer.agent.vm_rss <= answer.agent.vm_hwm
+    assert answer.agent.version == __version__

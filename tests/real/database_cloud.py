@@ -162,7 +162,7 @@ class Instance:
             lambda: json.dumps(self.shown(), indent=1), seconds,
         )  # fmt: skip
 
-    def prepare(self) -> None:
+    def prepare(self, *, write: bool = True) -> None:
         """Its bulk of data and the table that the writer writes into."""
         self.until_healthy(240.0)
         self.find_server()
@@ -170,7 +170,8 @@ class Instance:
         self.cloud.until("it lets its user in", self.reaches)
         with self.login() as connection:
             self.kit.prepare(connection)
-        self.writer = Writer(self.kit, self.address)
+        if write:
+            self.writer = Writer(self.kit, self.address)
 
     def login(self, seconds: int = 5) -> Any:
         return self.kit.login(self.address, "shop", seconds)

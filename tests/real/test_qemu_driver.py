@@ -268,6 +268,25 @@ def test_no_second_guest_can_be_started_beside_a_living_one(
     asyncio.run(scene())
 
 
+def test_a_button_that_nobody_listens_to_is_not_pressed_again_and_again(
+    tmp_path: Path, images: tuple[BootImage, ...]
+) -> None:
+    """QEMU tells of every press: were that news, each look would press it and bring about the next look."""
+
+    async def scene() -> None:
+        async with staged(tmp_path, images) as stage:
+            driver, want = stage.driver(), stage.want()
+            await settle(driver, want)
+            assert (await driver.look(want)).guest == Running(1)
+            stage.events.clear()
+            for _ in range(3):
+                await driver.power_down(want)
+                assert (await driver.look(want)).guest == Running(1)  # it has only begun to boot
+            assert stage.events == []
+
+    asyncio.run(scene())
+
+
 def test_a_guest_that_is_killed_is_gone_at_once_and_its_starts_are_counted(
     tmp_path: Path, images: tuple[BootImage, ...]
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from tests.backup_world import PLACES, add_instance, set_instance
 from tests.store.backup_play import DIGEST, SIGNING, Databases
@@ -19,13 +21,24 @@ from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
 from unstuck.core.instance.want import Origin
 from unstuck.core.instance.wire import AskLog, BeginPiece, EndPiece, GuestReport
 from unstuck.core.server.data import Thing
-from unstuck.store import archive_pieces, archive_work, archives, backup_work, backups, instance_guests
+from unstuck.store import (
+    archive_pieces,
+    archive_work,
+    archives,
+    backup_work,
+    backups,
+    instance_backups,
+    instance_guests,
+    instance_work,
+)
 from unstuck.store.agents import Stale
 from unstuck.store.archive_moments import moments, restorable
 from unstuck.store.archive_work import Trim
 from unstuck.store.backup_chain import Checked
 from unstuck.store.backup_work import Written
 from unstuck.store.engine import Store
+from unstuck.store.instance_rows import load_instance
+from unstuck.store.schema.compute import servers
 
 _numbers = itertools.count(1)
 
@@ -318,6 +331,30 @@ def test_an_archive_goes_with_its_instance_and_not_before(cloud: Logs) -> None:
     cloud.store.transact(archive_work.trimmed, trim, "me", None, 0.0)
     row = cloud.store.read(lambda tx: archives.ONE.first(tx, archive=archive))
     assert (row.removed, row.next_look) == (True, None)
+
+
+def test_an_archive_is_looked_at_as_soon_as_a_reader_a_base_or_its_instance_has_gone(cloud: Logs) -> None:
+    base, archive = cloud.base(stop=20), cloud.archive
+
+    def wakes(tx: Callable[..., object], *args: object) -> bool:
+        cloud.store.transact(archive_work.postpone_archive, archive, 3600.0)
+        assert archive not in cloud.store.read(archive_work.due_archives, 9)
+        cloud.store.transact(tx, *args)
+        return archive in cloud.store.read(archive_work.due_archives, 9)
+
+    assert wakes(instance_backups.look_at, base)
+    assert wakes(backups.delete_backup, base, "project")
+    loaded = cloud.store.read(load_instance, cloud.instance)
+    assert loaded is not None
+    set_instance(cloud.store, cloud.instance, deleted=True, deleted_wall=1.0)
+    gone = {"deleted": True, "deleted_wall": 1.0, "settled": True, "next_look": None}
+    gone |= {"removed": True, "removed_wall": 1.0}
+    server = sa.update(servers).where(servers.c.id == loaded.server_id).values(gone)
+    cloud.store.transact(lambda tx: tx.execute(server))
+    assert wakes(instance_work.finish_instance, cloud.instance)
+    trim = cloud.look(archive)
+    assert trim is not None
+    assert trim.whole
 
 
 def test_a_base_is_made_by_itself_once_for_each_try(cloud: Logs) -> None:

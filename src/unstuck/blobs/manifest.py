@@ -43,6 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The backup that has to be restored before this one."""
     generation: str = ""
     """Names the data that it is of; a parent's is the same."""
+    archive: str = ""
+    """The archive whose log goes on from its end; empty: none, or made before that was written down."""
     content: str = "tar"
     compression: str = "zstd"
     encryption: str = "age"
@@ -112,6 +114,18 @@ def content(manifest: Manifest) -> Content:
         stop=manifest.stop, chunk_size=manifest.chunk_size, size=manifest.size, chunks=manifest.chunks,
         content=manifest.content, parent=manifest.parent, generation=manifest.generation,
     )  # fmt: skip
+
+
+def in_short(manifest: Manifest) -> str:
+    """What a backup's row keeps of it, as JSON: all but the pieces and the keys."""
+    says = {
+        "datastore": manifest.datastore, "system_identifier": manifest.system_identifier,
+        "start": manifest.start, "stop": manifest.stop, "chunks": len(manifest.chunks),
+        "stored": sum(chunk.sealed_length for chunk in manifest.chunks), "taken_at": manifest.taken_at,
+        "chunk_size": manifest.chunk_size, "content": manifest.content, "parent": manifest.parent,
+        "generation": manifest.generation,
+    }  # fmt: skip
+    return msgspec.json.encode(says).decode()
 
 
 def signer(data: bytes) -> keys.Certificate:

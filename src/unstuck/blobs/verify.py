@@ -122,6 +122,25 @@ def verify(objects: Objects, prefix: str, expected: Expected) -> Sound | Rotten:
     return Sound(prefix, digest, found)
 
 
+def read_whole(objects: Objects, prefix: str, cloud_key: str) -> Sound | Rotten:
+    """The backup at this prefix, whichever it is, if this cloud has signed it and all of it is there.
+    Raises BlobError."""
+    there = objects.head(manifest_key(prefix))
+    if there is None or there.size > MANIFEST_LARGEST:
+        return Rotten("there is no manifest of a backup")
+    data = objects.get(manifest_key(prefix))
+    if data is None:
+        return Rotten("there is no manifest of a backup")
+    try:
+        found = manifests.read(data, cloud_key, prefix)
+    except ManifestError as error:
+        return Rotten(str(error))
+    lacking = manifests.missing(found, objects.list(prefix))
+    if lacking:
+        return Rotten(f"{len(lacking)} of its pieces are missing or of another length")
+    return Sound(prefix, manifests.digest(data), found)
+
+
 def _contradiction(found: Manifest, expected: Expected) -> str | None:
     for name in (
         "cloud_id", "project_id", "instance_id", "backup_id", "attempt", "recipients", "key", "parent",

@@ -178,7 +178,11 @@ def upgrade(
 
 def _rehearse(api: Databases, found: dict[str, Any], version: str, seconds: float) -> float:
     """Seconds until a copy was healthy. Raises :class:`CliError`; the copy is deleted in any case."""
-    complete = [item for item in api.all("backups", instance_id=found["id"]) if item["status"] == "COMPLETED"]
+    complete = [
+        item
+        for item in api.all("backups", instance_id=found["id"])
+        if item["status"] in ("COMPLETED", "RESTORED")
+    ]
     if not complete:
         raise CliError(
             f"{found['name']} has no complete backup to rehearse with: unstuck db backup makes one."

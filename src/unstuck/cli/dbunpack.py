@@ -52,7 +52,18 @@ def unpack(manifest: Manifest, number: int, pieces: Iterator[bytes], folder: Pat
     os.sync()
 
 
-def finish(chain: Sequence[Manifest], folder: Path, target: Path) -> list[str]:
+def add_log(folder: Path, name: str, data: bytes) -> None:
+    """A segment of the log for the server to replay, in the place of one that is there (the same, longer)."""
+    if "/" in name or name.startswith("."):
+        raise Unfit(f"a piece of the log is called {name!r}")
+    target = folder / RESTORED_LOG
+    target.mkdir(exist_ok=True)
+    (target / name).write_bytes(data)
+
+
+def finish(
+    chain: Sequence[Manifest], folder: Path, target: Path, *, upto: str | None = None, log: bool = False
+) -> list[str]:
     """What is left to be done, in sentences; what can be is."""
     made = chain[-1].datastore
     if chain[0].content == FORM:
@@ -67,18 +78,25 @@ def finish(chain: Sequence[Manifest], folder: Path, target: Path) -> list[str]:
             "Then a server of that version can be started on it.",
         ]
     words = [f"A server of that version can be started on it: {made.type} {made.server_version}."]
-    if len(chain) > 1:
-        _replay(folder)
+    if len(chain) > 1 or log:
+        _replay(folder, upto)
         words.append(f"At its start it replays the log in {RESTORED_LOG}, which can be removed after that.")
+    if upto is not None:
+        words.append(
+            "Should it end with 'recovery ended before configured recovery target was reached', nothing was "
+            "written behind that moment: take recovery_target_lsn out of postgresql.auto.conf."
+        )
     return words
 
 
-def _replay(folder: Path) -> None:
-    """The server reads the log of the incremental backups at its first start, and goes on by itself."""
+def _replay(folder: Path, upto: str | None) -> None:
+    """The server reads the log at its first start, to its end or ``upto`` an LSN, and goes on by itself."""
     settings = (
         f"restore_command = 'cp {RESTORED_LOG}/%f %p'\n"
         "recovery_target_timeline = 'current'\nrecovery_target_action = 'promote'\nhot_standby = off\n"
     )
+    if upto is not None:
+        settings += f"recovery_target_lsn = '{upto}'\nrecovery_target_inclusive = off\n"
     with (folder / "postgresql.auto.conf").open("a") as file:
         file.write(settings)
     (folder / "recovery.signal").touch()

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-import msgspec
-
 from unstuck.blobs import archive as logs
+from unstuck.blobs import manifest as manifests
 from unstuck.blobs import verify as checks
 from unstuck.blobs.chunks import prefix_of
 from unstuck.blobs.keyring import Keyring
@@ -96,14 +95,7 @@ class ThreadedBlobs:
         if isinstance(answer, Rotten):
             return answer
         manifest = answer.manifest
-        says = {
-            "datastore": manifest.datastore, "system_identifier": manifest.system_identifier,
-            "start": manifest.start, "stop": manifest.stop, "chunks": len(manifest.chunks),
-            "stored": sum(chunk.sealed_length for chunk in manifest.chunks), "taken_at": manifest.taken_at,
-            "chunk_size": manifest.chunk_size, "content": manifest.content, "parent": manifest.parent,
-            "generation": manifest.generation,
-        }  # fmt: skip
-        written = Written(answer.prefix, answer.digest, manifest.size, msgspec.json.encode(says).decode())
+        written = Written(answer.prefix, answer.digest, manifest.size, manifests.in_short(manifest))
         return Verified(manifest.size), written
 
     def _verify(self, work: Work, objects: Objects) -> checks.Sound | Rotten:

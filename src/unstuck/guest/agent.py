@@ -19,6 +19,7 @@ from unstuck.core.instance.guest import Act, Decision, Do, Hold, Rest, plan_gues
 from unstuck.core.instance.guestwire import (
     PROTOCOL,
     Answered,
+    Done,
     GuestAsk,
     Hello,
     Look,
@@ -30,8 +31,10 @@ from unstuck.core.instance.guestwire import (
     Welcome,
 )
 from unstuck.core.instance.requests import (
+    AgentProcess,
     DatabaseAnswer,
     DatabaseRequest,
+    Describe,
     DisableExtension,
     EnableExtension,
     EndLoan,
@@ -39,6 +42,7 @@ from unstuck.core.instance.requests import (
     Lend,
     ListExtensions,
     MoreRequest,
+    Ok,
     ReadLog,
 )
 from unstuck.core.instance.view import DatabaseView, GuestStep, ServerState
@@ -73,7 +77,7 @@ class Agent:
 
     def __init__(
         self, port: Port, control: GuestControl, datastore: Datastore, start: str, threads: Threads,
-        folder: Path, version: str = "",
+        folder: Path, version: str = "", describe: Callable[[], AgentProcess] | None = None,
     ) -> None:  # fmt: skip
         self._port = port
         self._control = control
@@ -84,6 +88,9 @@ class Agent:
         self._version = -1
         self._view: DatabaseView | None = None
         self._told: DatabaseView | None = None
+        self._words = 0
+        self._answered = 0
+        self._looked_after = 0
         self._progress: tuple[int, int] = (0, 0)
         self._failures = 0
         self._final: tuple[Do, DatabaseWant] | None = None
@@ -91,6 +98,7 @@ class Agent:
         self._restoring = False
         self._asked: dict[str, str] = {}
         self._threads = threads
+        self._describe = describe
         self._backups = Backups(port, control, datastore, threads)
         self._archive = Archive(port, control, datastore, threads, folder)
         self._swept = False
@@ -172,9 +180,13 @@ class Agent:
         while True:
             if self._view is not None:
                 view = self._fresh(self._view)
+                self._words += 1
+                word = Seen(view, self._words, self._looked_after)
                 try:
-                    await self._effect("guest.tell", functools.partial(ask, self._control, Seen(view)))
+                    answer, _ = await self._effect("guest.tell", functools.partial(ask, self._control, word))
                     self._told = view
+                    if isinstance(answer, Done):
+                        self._answered = word.number
                 except Away as error:
                     log.info("the host does not answer", what="guest.tell", reason=str(error))
             await self._port.pause(self._heartbeat, "tell")
@@ -187,6 +199,7 @@ class Agent:
 
     async def _work(self) -> None:
         while True:
+            answered = self._answered
             try:
                 look = await self._effect("guest.see", lambda: self._datastore.look(self._want))
             except (DatastoreError, OSError) as error:
@@ -195,6 +208,7 @@ class Agent:
                 continue
             want = self._want
             decision = plan_guest(want, look.sight)
+            self._looked_after = answered
             self._report(want, look, decision)
             up = look.sight.server is ServerState.UP and look.sight.data is Thing.PRESENT
             if up and not self._swept:
@@ -348,8 +362,10 @@ class Agent:
                 return
             await self._port.pause(answer.seconds, "hello")
 
-    async def _ask(self, request: DatabaseRequest | MoreRequest, seconds: float) -> DatabaseAnswer:
+    async def _ask(self, request: DatabaseRequest | MoreRequest | Describe, seconds: float) -> DatabaseAnswer:
         match request:
+            case Describe():
+                return self._described()
             case ReadLog() | ListExtensions() | EnableExtension() | DisableExtension() | Lend() | EndLoan():
                 if isinstance(self._datastore, kinds.Offers):
                     return await self._datastore.more(request, seconds)
@@ -357,10 +373,18 @@ class Agent:
             case _:
                 return await self._datastore.ask(request, seconds)
 
+    def _described(self) -> DatabaseAnswer:
+        if self._describe is None:
+            return Failed("invalid", "this agent does not say")
+        try:
+            return Ok(agent=self._describe())
+        except OSError as error:
+            return Failed("unready", _why(error))
+
     async def _text_for(self, question: GuestAsk) -> str:
         answer: DatabaseAnswer
         try:
-            request = msgspec.json.decode(question.argument, type=DatabaseRequest | MoreRequest)
+            request = msgspec.json.decode(question.argument, type=DatabaseRequest | MoreRequest | Describe)
         except msgspec.MsgspecError as error:
             answer = Failed("invalid", str(error))
         else:

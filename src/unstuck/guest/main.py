@@ -20,6 +20,7 @@ from unstuck.guest.asking_init import INIT, InitTools
 from unstuck.guest.channel import Channel
 from unstuck.guest.control import GuestControl
 from unstuck.guest.datastore import Datastore
+from unstuck.guest.describe import describe
 from unstuck.guest.init import SOCKETS
 from unstuck.guest.tools import DirectTools, Tools
 from unstuck.guest.volume import Volume
@@ -90,7 +91,7 @@ def mariadb(settings: Settings, tools: Tools, port: AsyncPort) -> Datastore:
     volume = Volume(settings.volume, tools.user, mounted=settings.mounted)
     me = pwd.getpwuid(os.geteuid()).pw_name
     places = Places(volume.database, sockets_of(settings, tools), me, tools.user)
-    return MariaDB(volume, places, tools, port.clock, lambda: port.wake("look"))
+    return MariaDB(volume, places, tools, port.clock, lambda: port.wake("look"), port.spawn)
 
 
 DATASTORES: Final = {"postgresql": postgresql, "mariadb": mariadb}
@@ -108,7 +109,9 @@ async def work(control: GuestControl | None, settings: Settings, tools: Tools) -
         works["channel"] = channel.run()
     port = AsyncPort(Barriers.from_environment(settings.run), {Superseded: EXIT_SUPERSEDED})
     datastore = DATASTORES[settings.datastore](settings, tools, port)
-    agent = Agent(port, control, datastore, secrets.token_hex(16), asyncio.to_thread, settings.volume)
+    agent = Agent(
+        port, control, datastore, secrets.token_hex(16), asyncio.to_thread, settings.volume, describe=describe
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, port.end, 0)
     log.info("guest agent starts", volume=str(settings.volume))

@@ -92,9 +92,13 @@ class Volume:
 
     def begin(self) -> Path:
         """An empty ``making/``; what was left of another has been removed by its owner."""
-        self.making.mkdir()
-        self._share(self.making)
-        return self.making
+        return self.shared(self.making)
+
+    def shared(self, folder: Path) -> Path:
+        """A new folder for both of them."""
+        folder.mkdir()
+        self._share(folder)
+        return folder
 
     def _share(self, folder: Path) -> None:
         """Where another than us made it so already (PID 1), there is nothing to do."""

@@ -14,6 +14,7 @@ from unstuck.core.backup.change import UPLOAD_AT_LONGEST
 from unstuck.core.backup.content import Content, Parent
 from unstuck.core.backup.control import LEASE
 from unstuck.core.backup.data import Backup, Ending, Unanswered
+from unstuck.core.backup.scrub import cleared
 from unstuck.core.instance.status import BACKUP, status
 from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.want import DatabaseWant
@@ -52,7 +53,7 @@ MANY: Final = 300.0
 _BACKUPS = Prepared(
     sa.select(
         backups.c.id, backups.c.ended, backups.c.deleted, backups.c.removed, backups.c.settled,
-        backups.c.next_look, backups.c.lease_until,
+        backups.c.next_look, backups.c.lease_until, backups.c.damaged,
     ).order_by(backups.c.id)
 )  # fmt: skip
 _INSTANCES = Prepared(
@@ -349,6 +350,9 @@ class DatabaseTruth:
         clock = tx.now
         if self._world.archiving:
             self.archives.audit(tx)
+        for row in _BACKUPS.all(tx):
+            if cleared(row.damaged) and row.id not in self._world.damaged:
+                self.fail(f"claimed without a fact: {row.id} is damaged, and nobody has spoiled it")
         for row in _INSTANCES.all(tx):
             loaded = load_instance(tx, row.id)
             assert loaded is not None
@@ -397,6 +401,7 @@ class DatabaseTruth:
     def differences(self, tx: Tx, expected: dict[str, str], written: dict[str, list[str]]) -> list[str]:
         """The full diff of instances, backups and objects against the world."""
         wrong = self._of_instances(tx, expected, written)
+        self.archives.check_moments(tx)
         kept: set[str] = set()
         for row in _BACKUPS.all(tx):
             found = load_backup(tx, row.id)
@@ -411,6 +416,8 @@ class DatabaseTruth:
             is_now = "DELETED" if row.deleted else row.ended
             if want is not None and is_now not in want.split("|"):
                 wrong.append(f"backup {row.id} is {is_now}, expected {want}")
+            if row.deleted and found.backup.children and not self._world.patient:
+                kept.add(found.prefix or "")  # its child waits for what could arrive late, and it for that
         if not self._world.patient:
             kept |= self._late
         if self.set_back:  # what the store does not know is reported, and removed by nobody

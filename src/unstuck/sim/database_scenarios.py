@@ -10,6 +10,7 @@ from unstuck.sim.archive_scenarios import ARCHIVE_SCENARIOS
 from unstuck.sim.blobs import DIRECT, Mode
 from unstuck.sim.parameters import TOO_MANY
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
+from unstuck.sim.scrub_scenarios import SCRUB_SCENARIOS
 from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 
 if TYPE_CHECKING:
@@ -685,3 +686,4 @@ DATABASE_SCENARIOS: dict[str, Script] = {
     )
 } | SCHEDULE_SCENARIOS
 DATABASE_SCENARIOS |= VERIFY_SCENARIOS
+DATABASE_SCENARIOS |= SCRUB_SCENARIOS

@@ -23,6 +23,7 @@ from unstuck.control.backup_blobs import ThreadedBlobs, ThreadedLogs
 from unstuck.control.backups import BackupController
 from unstuck.control.instances import WAKE, InstanceController
 from unstuck.control.schedules import ScheduleController
+from unstuck.control.scrub import ScrubController, ThreadedScrubs
 from unstuck.control.verifications import VerificationController
 from unstuck.core.agents import World
 from unstuck.core.backup.data import Phase
@@ -36,6 +37,8 @@ from unstuck.sim.engine import Process
 from unstuck.sim.guest import Inside
 from unstuck.sim.guestcontrol import SimDatabaseControl
 from unstuck.sim.schedule_scenarios import SCHEDULE_SCENARIOS
+from unstuck.sim.scrub_scenarios import AFTER as SCRUB_AFTER
+from unstuck.sim.scrub_scenarios import SCRUB_SCENARIOS
 from unstuck.sim.verify_scenarios import VERIFY_SCENARIOS
 from unstuck.sim.world import SimGuest, SimHost, SimStore
 from unstuck.store import cloud_keys, datastores, flavors, images
@@ -150,7 +153,7 @@ class Databases:
         notify = self._run.notify
         instances = InstanceController(process.port, store, notify, tick=TICK)
         blobs = ThreadedBlobs(self.stores, self.keyring, SimLanes(self.blobs))
-        backups = BackupController(process.port, store, blobs, notify, tick=TICK)
+        backups = BackupController(process.port, store, blobs, notify, tick=TICK, scrub_after=SCRUB_AFTER)
         process.spawn("instances", instances.instances_forever())
         process.spawn("backups", backups.run_forever())
         logs = ArchiveController(
@@ -158,6 +161,10 @@ class Databases:
             keyring=self.keyring, places=self.stores.places, base_delay=10.0, tick=TICK,
         )  # fmt: skip
         process.spawn("archives", self._archives_forever(process, logs))
+        if self._run.scenario in SCRUB_SCENARIOS:
+            pieces = ThreadedScrubs(self.stores, self.keyring.public.signing, SimLanes(self.blobs))
+            scrubs = ScrubController(process.port, store, pieces, notify, every=SCRUB_AFTER, tick=TICK)
+            process.spawn("scrub", scrubs.run_forever())
         if self._run.scenario in VERIFY_SCENARIOS:
             verifications = VerificationController(process.port, store, notify, tick=TICK)
             process.spawn("verifications", verifications.loop.run_forever())

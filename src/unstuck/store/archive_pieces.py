@@ -105,7 +105,7 @@ def begin_piece(tx: Tx, host_id: str, ask: BeginPiece, keyring: Keyring) -> Piec
         instance_id=instance.id, generation=row.generation,
         datastore=Datastore(version.manager, version.version, ""), piece=ask.piece, chunk_size=CHUNK_SIZE,
         chunks=(), recipients=readable.read(msgspec.json.Decoder(tuple[str, ...]), row.recipients, ()),
-        key=row.key, kept_at=tx.now.wall,
+        key=row.key, kept_at=tx.now.wall, marks=archives.marks_of(tx, row.id, ask.piece),
     )  # fmt: skip
     certificate = msgspec.json.encode(keyring.certify(host_id, ask.signing_key)).decode()
     return PieceGrant(kept=kept, certificate=certificate, location=row.location)

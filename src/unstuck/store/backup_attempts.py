@@ -100,7 +100,7 @@ def take_attempt(tx: Tx, host_id: str, ask: TakeAttempt, keyring: Keyring) -> Gr
     except change.Late as late:
         raise Stale(str(late)) from late
     write_backup(tx, held, backup, keep_lease=True)
-    note_archive(tx, held.id, held.instance_id)
+    archive = note_archive(tx, held.id, held.instance_id)
     mine = sa.and_(backup_attempts.c.backup_id == held.id, backup_attempts.c.attempt == backup.attempt.number)
     taken = sa.func.coalesce(backup_attempts.c.taken_wall, tx.now.wall)
     tx.execute(sa.update(backup_attempts).where(mine).values(taken_wall=taken, host_id=host_id))
@@ -110,6 +110,7 @@ def take_attempt(tx: Tx, host_id: str, ask: TakeAttempt, keyring: Keyring) -> Gr
         instance_name=held.instance_name, backup_id=held.id, backup_name=held.name,
         attempt=backup.attempt.number, nonce=ask.nonce, taken_at=at, recipients=held.recipients,
         key=held.key, parent=_parent(tx, held), generation=held.generation,
+        archive=archive or "",
     )  # fmt: skip
     certificate = msgspec.json.encode(keyring.certify(host_id, ask.signing_key)).decode()
     prefix = prefix_of(held.id, backup.attempt.number, ask.nonce)

@@ -18,7 +18,7 @@ from unstuck.core.backup.limits import Wish, limits
 from unstuck.core.backup.status import status
 from unstuck.core.errors import Conflict, Invalid, NotFound, TooLarge
 from unstuck.core.instance.want import BackupWant
-from unstuck.store import database_quotas, quotas, retention
+from unstuck.store import archives, database_quotas, quotas, retention
 from unstuck.store.backup_chain import checked_content, parent_named, parent_of
 from unstuck.store.backup_rows import (
     BackupRow,
@@ -79,7 +79,7 @@ def create_backup(
         raise NotFound(f"Project {owner} is not there any more.")
     host_id = lock_instance_host(tx, new.instance_id)
     instance = _instance(tx, new.instance_id, project_id, lock=True)
-    _check_quota(tx, owner, new.made_by)
+    check_quota(tx, owner, new.made_by)
     live = load_live(tx, new.instance_id, lock=True)
     if live is not None:
         if _does_as_well(tx, live, new, places):
@@ -180,7 +180,7 @@ def _under_way(live: BackupRow) -> str:
     )
 
 
-def _check_quota(tx: Tx, project_id: str, made_by: str) -> None:
+def check_quota(tx: Tx, project_id: str, made_by: str) -> None:
     """Those that are made by themselves have a quota of their own: they are in the way of nobody's own."""
     name = "backups" if made_by == USER else "automatic_backups"
     most = database_quotas.limits(tx, project_id)[name]
@@ -269,6 +269,7 @@ def delete_backup(tx: Tx, backup_id: str, project_id: str | None, *, cascade: bo
     if held is None or held.backup.deleted:
         raise _not_found(backup_id)
     held = msgspec.structs.replace(held, host_id=host_id)
+    archives.look_at(tx, held.instance_id)
     return write_backup(tx, held, change.delete(held.backup, tx.now.lease), keep_lease=True, ends=True)
 
 

@@ -14,9 +14,11 @@ from unstuck.store.schema.database import datastore_versions, instances
 
 
 def ask_instance(
-    tx: Tx, instance_id: str, project_id: str | None, *, ask_id: str, argument: str, seconds: float
-) -> str:
-    """Ask it; returns the host to wake. 404 where it is not this project's, 409 where nobody would answer."""
+    tx: Tx, instance_id: str, project_id: str | None, *, ask_id: str, argument: str, seconds: float,
+    agent_only: bool = False,
+) -> str:  # fmt: skip
+    """Ask it; returns the host to wake. 404 where it is not this project's, 409 where nobody would answer.
+    ``agent_only``: its agent answers that by itself, whatever the database server does."""
     loaded = load_instance(tx, instance_id)
     if loaded is None or loaded.instance.deleted:
         raise missing(instance_id)
@@ -25,15 +27,15 @@ def ask_instance(
     instance = loaded.instance
     host_id = None
     why = ""
-    if instance.launched_wall is None:
+    if instance.launched_wall is None and not agent_only:
         why = "it is still being built"
-    elif (trouble := blocking(instance)) is not None:
+    elif not agent_only and (trouble := blocking(instance)) is not None:
         why = trouble.reason
     elif host_silent(instance, tx.now):
         why = "its host is silent"
     elif not instance.alive:
         why = "its agent is silent"
-    elif instance.seen is not None and instance.seen.server is not ServerState.UP:
+    elif not agent_only and instance.seen is not None and instance.seen.server is not ServerState.UP:
         why = f"its database server is {instance.seen.server.value}"
     else:
         host_id = ask_guest(tx, ask_id, loaded.server_id, argument, seconds)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from unstuck.core.backup.data import Attempt
 from unstuck.core.instance.data import LiveBackup
 from unstuck.core.instance.want import BackupWant
-from unstuck.store import backups
+from unstuck.store import archives, backups
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.database import backups as table
@@ -33,6 +33,7 @@ _LIVE_OF_ONE = Prepared(
         table.c.ended == sa.null(), table.c.instance_id == sa.bindparam("instance")
     )
 )
+_OF = Prepared(sa.select(table.c.instance_id).where(table.c.id == sa.bindparam("backup")))
 _WAKE = Prepared(
     sa.update(table)
     .where(table.c.id == sa.bindparam("backup"), sa.not_(table.c.settled))
@@ -85,3 +86,6 @@ def cancel(tx: Tx, instance_id: str, reason: str) -> None:
 def look_at(tx: Tx, backup_id: str) -> None:
     """A reader is gone: whoever waits for that may go on."""
     _WAKE.run(tx, backup=backup_id, now=tx.now.lease)
+    instance_id = _OF.scalar(tx, backup=backup_id)
+    if instance_id is not None:
+        archives.look_at(tx, instance_id)  # it may have read the log as well

@@ -24,7 +24,7 @@ from unstuck.core.instance.data import SERVICE_PROJECT, Instance, Pending, Pendi
 from unstuck.core.server.control import Outcome
 from unstuck.core.server.data import Failure, Flavor, OperationKind, Power, Running, Server
 from unstuck.core.time import Now
-from unstuck.store import instance_backups
+from unstuck.store import archives, instance_backups
 from unstuck.store.clock import may_destroy
 from unstuck.store.engine import Tx
 from unstuck.store.generation import recovery
@@ -267,3 +267,4 @@ def finish_instance(tx: Tx, instance_id: str) -> None:
         judge(tx, instance_id)
         return
     write(tx, instance_id, removed=True, settled=True, next_look=None, alive=False)
+    archives.look_at(tx, instance_id)

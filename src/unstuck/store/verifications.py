@@ -85,7 +85,7 @@ def verify_backup(tx: Tx, new: NewVerification, project_id: str | None) -> Verif
     backup = get_backup(tx, new.backup_id, project_id)
     held = load_backup(tx, new.backup_id, lock=True)
     assert held is not None
-    if backup_status(held.backup) != "COMPLETED":
+    if backup_status(held.backup) not in ("COMPLETED", "RESTORED"):
         raise Conflict(
             f"Backup {new.backup_id} is {backup_status(held.backup)}; only a COMPLETED one can be verified."
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from unstuck.api.backups import keyring, places
+from unstuck.api.database.backup_import import RestoreFrom, import_one
 from unstuck.api.database.backup_views import Versions, backup_view, verification_view, versions_of
 from unstuck.api.database.common import (
     BASE,
@@ -35,12 +36,6 @@ from unstuck.store.backup_rows import BackupRow
 from unstuck.store.engine import Tx
 from unstuck.store.instance_lists import show_instance
 from unstuck.store.verifications import NewVerification, verifications_of, verify_backup
-
-
-class RestoreFrom(Body, frozen=True, kw_only=True):
-    remote_location: Any = None
-    local_datastore_version_id: Any = None
-    size: Any = None
 
 
 class NewBackup(Body, frozen=True, kw_only=True):
@@ -142,6 +137,8 @@ async def create(call: Call) -> Reply:
     """``POST /backups``: its row is the work, and the instance stays usable."""
     own = scope(call)
     asked: NewBackup = call.body.backup
+    if asked.restore_from is not None:
+        return await _import(call, asked, asked.restore_from)
     _refuse_what_is_not_there(asked)
     if asked.instance is None:
         raise bad_request("Invalid input for field backup.instance: the id of an instance is required.")
@@ -158,6 +155,16 @@ async def create(call: Call) -> Reply:
     app = call.app
     made = await call.store.run(store.create_backup, new, own, keyring=keyring(app), places=places(app))
     return await _made(call, made.id)
+
+
+async def _import(call: Call, asked: NewBackup, where: RestoreFrom) -> Reply:
+    refused = ("instance", "parent_id", "swift_container", "storage_driver")
+    for field in refused:
+        if getattr(asked, field) not in (None, ""):
+            invalid(f"backup.{field}", "an import says where it is from and nothing else (restore_from).")
+    name = text_of(asked.name, "backup.name")
+    description = description_of(asked.description, "backup.description")
+    return await _made(call, await import_one(call, name, description, where))
 
 
 async def _made(call: Call, backup_id: str) -> Reply:
@@ -178,8 +185,6 @@ async def _wake(call: Call, row: BackupRow) -> None:
 
 
 def _refuse_what_is_not_there(asked: NewBackup) -> None:
-    if asked.restore_from is not None:
-        raise bad_request("restore_from: backups of other clouds cannot be taken in here.")
     if asked.incremental not in (0, 1):
         raise bad_request("Invalid input for field backup.incremental: it is 0 or 1.")
     if asked.storage_driver not in (None, "", "swift"):

@@ -11,7 +11,15 @@ from unstuck.api.database.common import object_id, scope
 from unstuck.api.errors import ApiError, bad_request, not_found
 from unstuck.api.routes import Call
 from unstuck.core.instance.naming import NAMINGS, Naming
-from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed, MoreRequest, Ok
+from unstuck.core.instance.requests import (
+    DatabaseAnswer,
+    DatabaseRequest,
+    Describe,
+    Failed,
+    MoreRequest,
+    Ok,
+    ReadLog,
+)
 from unstuck.store import asks
 from unstuck.store.instance_asks import ask_instance, manager_of
 
@@ -43,7 +51,9 @@ async def naming_of(call: Call) -> Naming:
     return NAMINGS[await call.store.run_read(manager_of, instance_id, scope(call))]
 
 
-async def ask(call: Call, request: DatabaseRequest | MoreRequest, budget: Budget | None = None) -> Ok:
+async def ask(
+    call: Call, request: DatabaseRequest | MoreRequest | Describe, budget: Budget | None = None
+) -> Ok:
     """Ask the instance that the path names, and wait for it without a thread or a connection.
 
     404 where it, or what is asked about, is not there; 400 for what its database refuses; 422 where it cannot
@@ -60,6 +70,7 @@ async def ask(call: Call, request: DatabaseRequest | MoreRequest, budget: Budget
         ask_id=ask_id,
         argument=argument,
         seconds=max(budget.left, 0.0),
+        agent_only=isinstance(request, ReadLog | Describe),
     )
     call.app.notifier.wake(f"host:{host_id}")
     try:

@@ -64,6 +64,25 @@ async def stop(call: Call) -> Reply:
     raise bad_request("stop is not offered by this cloud: an instance runs until it is deleted.")
 
 
+class Migrate(Body, frozen=True, kw_only=True):
+    host: str | None = None
+
+
+async def migrate(call: Call) -> Reply:
+    """Action ``migrate``."""
+    await shown(call)
+    raise bad_request(
+        "migrate is not offered by this cloud: an instance's volume is on its host. Restore a backup, or a "
+        "moment, into a new instance: it goes to the host that has room."
+    )
+
+
+async def update(call: Call) -> Reply:
+    """Action ``update``."""
+    await shown(call)
+    raise bad_request("update is not offered by this cloud: rebuild the instance with another image.")
+
+
 _ALL: Final = f"{BASE}/mgmt/instances"
 _ONE: Final = f"{_ALL}/{{id}}"
 
@@ -77,6 +96,8 @@ ROUTES: list[Route] = [
             Act(name="rebuild", handler=rebuild, rule="admin", body=Rebuild),
             Act(name="reset-task-status", handler=reset_status, rule="admin", body=Nothing | None),
             Act(name="stop", handler=stop, rule="admin", body=Nothing | None),
+            Act(name="migrate", handler=migrate, rule="admin", body=Migrate | None),
+            Act(name="update", handler=update, rule="admin", body=Nothing | None),
         ],
     ),
 ]

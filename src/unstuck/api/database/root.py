@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from unstuck.api.database.common import BASE
+from unstuck.api.database.common import BASE, caller, object_id
 from unstuck.api.database.guest import Budget, ask, naming_of
 from unstuck.api.database.instances import shown
 from unstuck.api.database.names import password_verifier
@@ -15,6 +15,7 @@ from unstuck.api.errors import not_found
 from unstuck.api.inputs import checked, read_body
 from unstuck.api.routes import Body, Call, Reply, Route, route
 from unstuck.core.instance.requests import DisableRoot, EnableRoot
+from unstuck.store.instance_root import note_root
 
 ROOT: Final = "root"
 SEEN_SECONDS: Final = 5.0
@@ -50,9 +51,15 @@ async def show(call: Call) -> Reply:
 
 
 async def enable(call: Call) -> Reply:
-    """``POST``, with a password or without a body: again sets another password. Shown here, kept nowhere."""
+    """``POST``, with a password or without a body: again sets another password. Shown here, kept nowhere.
+
+    That it was asked for is written down before, for ``/mgmt/instances/{id}/root``.
+    """
     data = await read_body(call.http, call.app.settings)
     given = checked(lambda: _body.decode(data), data) if data.strip() else EnableBody()
+    key = object_id(call.params["id"], "Instance")
+    await shown(call)
+    await call.store.run(note_root, key, caller(call))
     password = given.password or secrets.token_urlsafe(18)
     await ask(call, EnableRoot(password_verifier(password, "password", await naming_of(call))))
     await _until_seen(call, True)

@@ -60,7 +60,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of a backup's attempt and its manifest has to say; times wall time in seconds.
 
     ``key`` is the private half of the backup's own key, wrapped to ``recipients``. ``generation`` names the
-    instance's data.
+    instance's data, ``archive`` the archive that its log goes into.
     """
 
     cloud_id: str
@@ -76,3 +76,4 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     parent: Parent | None = None
     generation: str = ""
+    archive: str = ""

@@ -145,6 +145,8 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verified | Rotten | Unanswered | None = None
     verify_since: float | None = None
     ended: Ended | None = None
+    imported: bool = False
+    """It was found in the store of objects, which the store had known nothing of."""
     litter: bool = False
     """There may still be objects in the blob store that nothing refers to."""
     trouble: str | None = None

@@ -175,6 +175,10 @@ class EndLoan(msgspec.Struct, frozen=True, tag="end-loan"):
     name: str
 
 
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """What the agent itself is and has. Answered with ``Ok.agent``, whatever its datastore does."""
+
+
 MoreRequest = ReadLog | ListExtensions | EnableExtension | DisableExtension | Lend | EndLoan
 """What not every datastore offers."""
 
@@ -206,6 +210,20 @@ class Checked(msgspec.Struct, frozen=True):
     value: str = ""
 
 
+class AgentProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's process, and what its guest has. Sizes in KiB."""
+
+    version: str
+    threads: int
+    fd_size: int
+    vm_size: int
+    vm_peak: int
+    vm_rss: int
+    vm_hwm: int
+    mem_total: int
+    cpus: int
+
+
 class Ok(msgspec.Struct, frozen=True, tag="ok"):
     databases: tuple[DatabaseInfo, ...] = ()
     users: tuple[UserInfo, ...] = ()
@@ -214,6 +232,7 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
     extensions: tuple[ExtensionInfo, ...] = ()
     log: LogPart | None = None
     checked: Checked | None = None
+    agent: AgentProcess | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

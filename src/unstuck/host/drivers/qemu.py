@@ -43,7 +43,8 @@ from unstuck.host.images import Barrier, ImageCache, ImageSource, Wanted, no_bar
 from unstuck.host.networks.bridge import NEEDS_ROOT, NEEDS_ROOT_REMEDY, Bridges, tap_names
 
 GUEST_USER = "unstuck-guest"
-_WAKING = frozenset({"SHUTDOWN", "RESET", "STOP", "RESUME", "POWERDOWN", "BLOCK_IO_ERROR", "EOF"})
+_WAKING = frozenset({"SHUTDOWN", "RESET", "STOP", "RESUME", "BLOCK_IO_ERROR", "EOF"})
+"""Not POWERDOWN: it only says that the button was pressed, by us, and the next look would press it again."""
 _LOOK_DEADLINE = 10.0
 
 

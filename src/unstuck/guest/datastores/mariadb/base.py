@@ -6,12 +6,15 @@ file in it.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from unstuck.core.backup.content import Content, Datastore, Position
 from unstuck.core.backup.data import Phase
 from unstuck.guest.datastore import Copied, DatastoreError
-from unstuck.guest.datastores.mariadb import config
+from unstuck.guest.datastores.mariadb import binlog, config
 from unstuck.guest.datastores.mariadb.place import Place, place_of
 from unstuck.guest.datastores.mariadb.session import DatabaseError
 from unstuck.guest.datastores.mariadb.tape import CHANGES, FORM, Tape
@@ -32,13 +35,14 @@ _ENDS: Final = ("BACKUP STAGE BLOCK_COMMIT", "BACKUP STAGE END", "Stopping log c
 class BaseCopy:
     """One that is being made."""
 
-    def __init__(self, version: str, generation: str, parent: Content | None) -> None:
+    def __init__(self, datastore: MariaDB, version: str, generation: str, parent: Content | None) -> None:
         self._version = version
         self._generation = generation
         self._parent = parent
         self._tape = Tape()
         self._tool = Piped(self._tape.feed)
         self._finishing = False
+        self._datastore = datastore
 
     @classmethod
     async def begin(cls, datastore: MariaDB, parent: Content | None) -> BaseCopy:
@@ -50,7 +54,7 @@ class BaseCopy:
         except DatabaseError as error:
             raise DatastoreError(f"no backup can begin: {error}") from error
         since = () if parent is None else (f"--incremental-lsn={_since(parent, version, generation)}",)
-        copy = cls(version, generation, parent)
+        copy = cls(datastore, version, generation, parent)
         places = datastore.places
         try:
             await copy._tool.start(datastore.tools, [
@@ -78,6 +82,7 @@ class BaseCopy:
         if not last.endswith(WHOLE):
             raise DatastoreError(f"mariadb-backup ended without saying that it is done: {last[:300]}")
         start, place = self._tape.places()
+        place = await self._quiet(place)
         timeline = config.server_id(self._generation)
         begins = Position(timeline, Place(0, 0).text)
         if self._parent is not None:
@@ -93,6 +98,16 @@ class BaseCopy:
             stop=Position(timeline, place.text),
             content=FORM if self._parent is None else CHANGES,
         )
+
+    async def _quiet(self, place: Place) -> Place:
+        """Where nothing has happened in a file of the log yet, all of it is what follows."""
+        with contextlib.suppress(DatastoreError, DatabaseError):
+            quiet = await self._datastore.call(
+                lambda session: binlog.is_quiet(session, place.file, place.at), ASK
+            )
+            if quiet:
+                return msgspec.structs.replace(place, at=0)
+        return place  # nothing can be said of it, and it is right as it is
 
     async def close(self) -> None:
         await self._tool.close()

@@ -106,8 +106,10 @@ _PROMISES: Final = {
     "binlog_row_image": "FULL",
     "gtid_strict_mode": "ON",
     "binlog_checksum": "CRC32",
-    "max_binlog_size": str(64 * _MB),
-    "binlog_expire_logs_seconds": str(2 * 86400),
+    # Below the size of a piece of it (``binlog.py``): a transaction is never cut in two. It goes when it is
+    # kept, and not because of its age.
+    "max_binlog_size": str(15 * _MB),
+    "binlog_expire_logs_seconds": "0",
     "innodb_file_per_table": "ON",
     "default_storage_engine": "InnoDB",
     # Who comes in, and how.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from unstuck.core.archive.data import Piece
+from unstuck.core.archive.data import LogView, Piece
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.guest import Config, Sight
 from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, Failed
@@ -23,6 +23,7 @@ from unstuck.guest.datastore import DatastoreError, Look
 from unstuck.guest.datastores.mariadb import accounts, binlog, boot, config, names, requests, variables
 from unstuck.guest.datastores.mariadb.base import BaseCopy
 from unstuck.guest.datastores.mariadb.config import Places
+from unstuck.guest.datastores.mariadb.keeping import Keeping
 from unstuck.guest.datastores.mariadb.receive import Unpacking
 from unstuck.guest.datastores.mariadb.server import LOG_MOST, PROGRAM, Living, Server, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session, Sessions
@@ -33,6 +34,7 @@ from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
 from unstuck.runtime.files import write_whole
 
 T = TypeVar("T")
+Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 
 LOOK: Final = 3.0
 """Seconds for an answer about how the server is."""
@@ -55,7 +57,7 @@ class MariaDB:
 
     def __init__(
         self, volume: Volume, places: Places, tools: Tools, clock: Callable[[], float],
-        on_event: Callable[[], None],
+        on_event: Callable[[], None], spawn: Spawn,
     ) -> None:  # fmt: skip
         self.volume = volume
         self.places = places
@@ -66,7 +68,8 @@ class MariaDB:
         self._starts: list[float] = []
         self._starts_of = -1
         self._parameters = Parameters(places.conf, clock)
-        self._trimmed = -binlog.EVERY
+        self._spawn = spawn
+        self._keeping = Keeping(self, clock)
         self._taken: tuple[Living, str] | None = None
         """The server that was given this file's variables: what it made of them is as good as it gets."""
 
@@ -113,22 +116,24 @@ class MariaDB:
             state, reason = ServerState.UNCLEAR, str(error)
         except DatabaseError as error:  # it answered
             reason = str(error)
+        log = None
+        if want is not None and told.facts.get("system_identifier") == want.generation:
+            log = await self._see_log(want)
         if want is not None and told.level is Config.CURRENT and found.data is Thing.PRESENT:
             self._parameters.up(want, (living, self._file(want)))
-            await self._trim()
         sight = self._sight(want, found, state, living.restart, config=told.level, reason=reason)
         return Look(
             sight=sight, root_enabled=told.root, used=used, size=size, facts=told.facts,
-            configured=told.configured,
+            configured=told.configured, log=log,
         )  # fmt: skip
 
-    async def _trim(self) -> None:
-        """Nobody waits for it: what cannot be let go now is, at the next look after a while."""
-        if self._clock() < self._trimmed + binlog.EVERY:
-            return
-        self._trimmed = self._clock()
-        with contextlib.suppress(DatastoreError, DatabaseError):
-            await self.call(binlog.trim, LOOK)
+    async def _see_log(self, want: DatabaseWant) -> LogView | None:
+        """By itself: while a large transaction is written to it, the server answers everything else."""
+        with contextlib.suppress(Mute, StartingUp, DatabaseError, DatastoreError):
+            found = await self.sessions.run(self.places.socket, binlog.see, LOOK, Use.LOOK)
+            self._keeping.saw(found, want)
+            return self._keeping.view(found)
+        return None
 
     def _sight(
         self, want: DatabaseWant | None, found: Found, state: ServerState, restart: int,
@@ -316,16 +321,16 @@ class MariaDB:
         await self.clear()
         return await Unpacking.receiving(self, want, chain)
 
-    # --- its log, which is not kept yet
+    # --- its log
 
     async def serve_log(self, keep: Callable[[str], Awaitable[bool]]) -> None:
-        """Nobody is asked to keep it."""
+        self._spawn("log", self._keeping.run(keep))
 
     async def log_piece(self, name: str) -> tuple[Piece, bytes]:
-        raise DatastoreError(f"the log of MariaDB is not kept ({name})", final=True)
+        return await self._keeping.piece(name)
 
     async def log_waiting(self) -> int:
-        return 0
+        return self._keeping.waiting()
 
     async def sweep(self, nonce: str | None) -> None:
         """A copy holds nothing in the server that outlives its connection."""

@@ -7,9 +7,12 @@ import contextlib
 import os
 import signal
 import tempfile
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
+
+import msgspec
 
 from unstuck.core.archive.data import Point
 from unstuck.core.backup.chain import size_of
@@ -18,7 +21,9 @@ from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
 from unstuck.guest.datastores.mariadb import accounts
 from unstuck.guest.datastores.mariadb.base import WHOLE, series
+from unstuck.guest.datastores.mariadb.config import server_id
 from unstuck.guest.datastores.mariadb.place import Place, place_of
+from unstuck.guest.datastores.mariadb.replay import Replay
 from unstuck.guest.datastores.mariadb.server import ORDERLY, PROGRAM, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session
 from unstuck.guest.datastores.mariadb.tape import CHANGES, FORM, OWN, Tape
@@ -55,11 +60,16 @@ class Unpacking:
         self._thread = ThreadPoolExecutor(1, "unpack")
         self._pipe = -1
         self._child: Child | None = None
+        self._replays: tuple[LogSource, Point] | None = None
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
 
     @property
     def _data(self) -> Path:
         return self._making / "data"
+
+    @property
+    def _socket(self) -> Path:
+        return self._datastore.places.sockets / "trial.sock"
 
     @property
     def _changes(self) -> Path:
@@ -136,6 +146,8 @@ class Unpacking:
             raise damaged(error.reason) from error
         await self._ended()
         wanted = self._place(self._number)
+        if wanted.at == 0:  # before it nothing had happened in that file of the log
+            place = msgspec.structs.replace(place, at=0)
         if place != wanted:
             raise damaged(f"it ends at {place.text}, not at {wanted.text}")
         await self._prepare()
@@ -173,41 +185,57 @@ class Unpacking:
         except ToolFailed as error:
             raise DatastoreError(str(error)) from error
 
-    async def replay(self, log: LogSource, point: Point) -> None:  # noqa: ARG002
-        """Nobody grants a point in a log that is not kept."""
-        raise DatastoreError("the log of MariaDB is not kept", final=True)
+    async def replay(self, log: LogSource, point: Point) -> None:
+        self._replays = log, point
 
     async def prove(self) -> None:
         """Run a server on it, for nobody but us: it comes up, it is the data that was backed up, and it has
         come as far. From then on it is data of its own."""
-        datastore, socket = self._datastore, self._datastore.places.sockets / "trial.sock"
+        datastore = self._datastore
         await datastore.dress(self._making, self._want)
-        command = [
-            PROGRAM, "--no-defaults", f"--datadir={self._data}", f"--socket={socket}", "--skip-networking",
-            "--skip-log-bin", "--skip-symbolic-links", "--skip-slave-start", "--event-scheduler=OFF",
-            f"--pid-file={self._data / 'mariadb.pid'}", "--innodb-buffer-pool-load-at-startup=OFF",
-            "--key-buffer-size=1M", "--aria-pagecache-buffer-size=1M", "--innodb-log-file-size=16M",
-            f"--innodb-buffer-pool-size={max(16, self._want.ram_mb // 4)}M",
-            # Whoever could log in where it comes from: here it is us alone, by the socket's folder.
-            "--skip-grant-tables",
-        ]  # fmt: skip
-        with tempfile.TemporaryFile() as log:
-            child = await datastore.tools.start(command, stdout=log.fileno(), stderr=log.fileno())
-            try:
-                await self._judge(child, socket, log.fileno())
-            finally:
-                child.cut()
-                await child.wait()
-        await self._tool(["rm", "-f", str(socket), str(self._data / "mariadb.pid")], 30)
+        # Whoever could log in where it comes from: here it is us alone, by the socket's folder.
+        await self._try(["--skip-grant-tables"], self._judge)
         try:
             await datastore.own(self._making, self._want)
         except ToolFailed as error:
             raise DatastoreError(f"the restored data could not be made the instance's: {error}") from error
+        if self._replays is not None:
+            relay = datastore.volume.shared(self._making / "relay")
+            await self._try(Replay.options(relay, server_id(self._want.generation)), self._apply)
+            await self._tool(["rm", "-rf", str(relay)], 300)
         # At once, not file by file; the volume has nothing else to write.
         await self._tool(["sync", "-f", str(self._data)], RECOVERY)
 
-    async def _judge(self, child: Child, socket: Path, log: int) -> None:
-        generation, lsn = await self._up(child, socket, log)
+    async def _try(self, options: list[str], work: Callable[[Child, int], Awaitable[None]]) -> None:
+        """A server for nobody but us, while this is done with it."""
+        command = [
+            PROGRAM, "--no-defaults", f"--datadir={self._data}", f"--socket={self._socket}",
+            "--skip-networking", "--skip-log-bin", "--skip-symbolic-links", "--skip-slave-start",
+            "--event-scheduler=OFF", f"--pid-file={self._data / 'mariadb.pid'}",
+            "--innodb-buffer-pool-load-at-startup=OFF", "--key-buffer-size=1M",
+            "--aria-pagecache-buffer-size=1M", "--innodb-log-file-size=16M",
+            f"--innodb-buffer-pool-size={max(16, self._want.ram_mb // 4)}M", *options,
+        ]  # fmt: skip
+        with tempfile.TemporaryFile() as log:
+            child = await self._datastore.tools.start(command, stdout=log.fileno(), stderr=log.fileno())
+            try:
+                await work(child, log.fileno())
+            finally:
+                child.cut()
+                await child.wait()
+        await self._tool(["rm", "-f", str(self._socket), str(self._data / "mariadb.pid")], 30)
+
+    async def _apply(self, child: Child, log: int) -> None:
+        assert self._replays is not None
+        await self._up(child, log)
+        source, point = self._replays
+        base = self._place(len(self._chain) - 1)
+        relay = self._making / "relay"
+        await Replay(self._datastore.sessions, self._socket, relay, source, base, point).run()
+        await self._end(child)
+
+    async def _judge(self, child: Child, log: int) -> None:
+        generation, lsn = await self._up(child, log)
         content, wanted = self._chain[-1], self._place(len(self._chain) - 1)
         if generation != content.system_identifier:
             raise damaged(f"it is of data {generation or 'without a name'}, not {content.system_identifier}")
@@ -215,7 +243,7 @@ class Unpacking:
             raise damaged(f"its log ends at {lsn}, before {wanted.lsn}")
         await self._end(child)
 
-    async def _up(self, child: Child, socket: Path, log: int) -> tuple[str, int]:
+    async def _up(self, child: Child, log: int) -> tuple[str, int]:
         loop = asyncio.get_running_loop()
         ended = asyncio.ensure_future(child.wait())
         end = loop.time() + RECOVERY
@@ -223,7 +251,7 @@ class Unpacking:
             if ended.done():
                 raise damaged(f"no server comes up on it: {last_error(Path(f'/proc/self/fd/{log}'))}")
             try:
-                return await self._datastore.sessions.run(socket, _told, 10.0)
+                return await self._datastore.sessions.run(self._socket, _told, 10.0)
             except (Mute, StartingUp):
                 await asyncio.wait([ended], timeout=0.1)
             except DatabaseError as error:

@@ -45,6 +45,15 @@ class Session:
         rows = self.ask(statement)
         return rows[0] if rows else None
 
+    def named(self, statement: str) -> dict[str, str]:
+        """Its first row by the columns' names; empty where there is none. Raises as :meth:`ask`."""
+        with _errors(), self._raw.cursor() as cursor:
+            cursor.execute(statement)
+            row = cursor.fetchone()
+            return {} if row is None else {
+                str(column[0]): str(value) for column, value in zip(cursor.description, row, strict=True)
+            }  # fmt: skip
+
     @property
     def socket(self) -> str:
         """Where the server is reached."""
