@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import msgspec
 import pyrage
@@ -66,13 +67,13 @@ def backups() -> Iterator[Figure]:
             one.start()
             one.ready()
             yield figure("database: from the agent's start to its first user", time.monotonic() - began, "s")
-            bench = _Bench(root, Path(store), one)
+            bench = Bench(root, Path(store), one, PostgreSQL())
             empty = bench.back_up(), bench.restore()
             rest = one.memory()
             fill(one)
             bench.grown.clear()
             copied = bench.back_up()
-            yield from _rates("backup", "the bare tool, packed alike", empty[0], copied)
+            yield from rates("backup", "the bare tool, packed alike", empty[0], copied)
             digests = median(b.seconds / a.seconds for a, b in zip(copied.ours, copied.checked, strict=True))
             work = _middle(copied.ours).work / _middle(copied.checked).work
             yield figure("backup: agent over the same, with digests and pieces", digests, "of its rate",
@@ -81,7 +82,7 @@ def backups() -> Iterator[Figure]:
             yield Figure("backup: of so much", round(size), "MB", note=f"{packed:.0f} MB packed")
             yield bench.beside_pgbackrest()
             restored = bench.restore()
-        yield from _rates("restore", "plain opening and unpacking, synced", empty[1], restored)
+        yield from rates("restore", "plain opening and unpacking, synced", empty[1], restored)
         yield figure("agent's memory at rest", rest, "MiB")
         for what, found in bench.grown.items():
             quarter = len(found) // 4 or 1
@@ -90,7 +91,7 @@ def backups() -> Iterator[Figure]:
                          f"first half {early:.0f}, second {late:.0f}; {len(found)} looks")  # fmt: skip
 
 
-def _rates(name: str, than: str, empty: Pair, full: Pair) -> Iterator[Figure]:
+def rates(name: str, than: str, empty: Pair, full: Pair) -> Iterator[Figure]:
     """Of the whole, without what an empty one costs, and by processor time."""
     ours, plain = _middle(full.ours), _middle(full.plain)
     note = "; ".join(
@@ -141,11 +142,51 @@ def fill(house: House) -> None:
         connection.execute("VACUUM t")
 
 
-class _Bench:
-    def __init__(self, root: Path, store: Path, house: House) -> None:
+class Plain(Protocol):
+    """How the datastore's own tools do it."""
+
+    def settle(self, house: House) -> None:
+        """The server has written what it has."""
+        ...
+
+    def copy(self, house: House) -> list[str | Path]:
+        """What makes a copy of the running server, to its standard output."""
+        ...
+
+    def unpack(self, target: Path) -> list[str | Path]:
+        """What takes it from its standard input."""
+        ...
+
+    def prepare(self, target: Path) -> list[str | Path]:
+        """What makes data of what was unpacked, before a server comes; none where the server does it."""
+        ...
+
+
+class PostgreSQL:
+    def settle(self, house: House) -> None:
+        with house.admin() as connection:
+            connection.execute("CHECKPOINT")
+
+    def copy(self, house: House) -> list[str | Path]:
+        found = programs()
+        assert found is not None
+        where = f"host={house.sockets} port={house.port} user=postgres"
+        return [*as_postgres(), found / "pg_basebackup", "-d", where, "-D", "-", "-Ft", "-X", "fetch",
+                "-c", "fast", "--manifest-checksums=SHA256"]  # fmt: skip
+
+    def unpack(self, target: Path) -> list[str | Path]:
+        return ["tar", "-x", "-C", target]
+
+    def prepare(self, target: Path) -> list[str | Path]:  # noqa: ARG002
+        return []
+
+
+class Bench:
+    def __init__(self, root: Path, store: Path, house: House, plainly: Plain) -> None:
         self._root = root
         self._store = store
         self._house = house
+        self._plainly = plainly
         self._number = 0
         self._manifest: Manifest | None = None
         self.grown: dict[str, list[float]] = {}
@@ -154,8 +195,7 @@ class _Bench:
 
     def _quiet(self) -> None:
         """Whoever comes next has nothing of the others' to write."""
-        with self._house.admin() as connection:
-            connection.execute("CHECKPOINT")
+        self._plainly.settle(self._house)
         subprocess.run(["sync", "-f", self._root], check=True)
 
     def _turn_about(self, **ways: Callable[[], Cost]) -> Pair:
@@ -188,21 +228,18 @@ class _Bench:
         return Cost(made.size / 1e6, seconds, house.worked() - before)
 
     def _bare(self, *, checked: bool = False) -> Cost:
-        """pg_basebackup, packed by two threads into a file that is synced in the end.
+        """The bare tool, packed by two threads into a file that is synced in the end.
 
         ``checked``: a file for each piece, synced each, with a digest of its data and of itself, as ours are.
         """
         house, target = self._house, self._root / "bare"
-        found = programs()
-        assert found is not None
-        where = f"host={house.sockets} port={house.port} user=postgres"
-        command = [*as_postgres(), found / "pg_basebackup", "-d", where, "-D", "-", "-Ft", "-X", "fetch",
-                   "-c", "fast", "--manifest-checksums=SHA256"]  # fmt: skip
         recipient, store = recipient_of(house.cloud.identity), FolderObjects(target)
         key = [pyrage.x25519.Recipient.from_str(recipient)]
         target.mkdir()
         before, began = _own() + worked(house.server_pid()), time.monotonic()
-        tool = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
+        tool = subprocess.Popen(
+            self._plainly.copy(house), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        )
         assert tool.stdout is not None
         size = 0
 
@@ -252,7 +289,7 @@ class _Bench:
 
     def _restore(self) -> Cost:
         """From the agent's start to the first connection."""
-        other = House(self._root / "two", self._root / "two-objects")
+        other = House(self._root / "two", self._root / "two-objects", datastore=self._house.kind.name)
         other.may_restore(self._house)
         with other.open():
             before, began = other.worked(), time.monotonic()
@@ -270,7 +307,7 @@ class _Bench:
         return self._manifest.size / 1e6
 
     def _unpack(self) -> Cost:
-        """The same pieces are read and opened by two threads, tar writes them out, all is synced."""
+        """The same pieces are read and opened by two threads, the tool writes them out, all is synced."""
         manifest, target, objects = self._manifest, self._root / "plain", FolderObjects(self._store)
         assert manifest is not None
         target.mkdir()
@@ -282,7 +319,7 @@ class _Bench:
             return zstandard.ZstdDecompressor().decompress(pyrage.decrypt(sealed, [key]))
 
         before, began = _own(), time.monotonic()
-        tar = subprocess.Popen(["tar", "-x", "-C", target], stdin=subprocess.PIPE)
+        tar = subprocess.Popen(self._plainly.unpack(target), stdin=subprocess.PIPE)
         assert tar.stdin is not None
         with ThreadPoolExecutor(2) as pool:
             ahead: deque[Future[bytes]] = deque()
@@ -294,6 +331,8 @@ class _Bench:
                 tar.stdin.write(ahead.popleft().result())
         tar.stdin.close()
         assert tar.wait() == 0
+        if prepares := self._plainly.prepare(target):
+            subprocess.run(prepares, check=True, stderr=subprocess.DEVNULL)
         subprocess.run(["sync", "-f", target], check=True)
         seconds, work = time.monotonic() - began, _own() - before
         shutil.rmtree(target)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 import psycopg
 from tests.guest.guest import PASSWORD, free_port
+from tests.guest.kinds import KINDS, Kind
 from tests.guest_cloud import SERVER, GuestCloud
 from tests.guest_http import served
 from tests.guest_site import server_folder
@@ -39,9 +39,11 @@ class House:
     """One volume with its agent and host. ``direct``: the host writes objects itself."""
 
     def __init__(
-        self, folder: Path, objects: Path, *, direct: bool = True, origin: Origin | None = None
-    ) -> None:
+        self, folder: Path, objects: Path, *, direct: bool = True, origin: Origin | None = None,
+        datastore: str = "postgresql",
+    ) -> None:  # fmt: skip
         self.folder = folder
+        self.kind: Kind = KINDS[datastore]
         self.port = free_port()
         self.cloud = GuestCloud(objects, direct=direct)
         self.cloud.origin = origin or Origin()
@@ -55,7 +57,7 @@ class House:
 
     @property
     def data(self) -> Path:
-        return self.folder / "volume" / "database" / "pg"
+        return self.folder / "volume" / "database" / ("pg" if self.kind.name == "postgresql" else "data")
 
     @property
     def sockets(self) -> Path:
@@ -81,7 +83,10 @@ class House:
         self._version += 1
         want = self.cloud.want(chunk_size=PIECE, data_recorded=recorded, version=self._version)
         assert want.database is not None
-        mine = msgspec.structs.replace(want.database, port=self.port, cidrs=("127.0.0.1/32",))
+        mine = msgspec.structs.replace(
+            want.database, port=self.port, cidrs=("127.0.0.1/32",), datastore=self.kind.name,
+            version=self.kind.version(),
+        )  # fmt: skip
         path = self.folder / "want.json"
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(want, database=mine)))
 
@@ -98,6 +103,7 @@ class House:
         command = [
             sys.executable, "-m", "unstuck.guest", "--volume", self.folder / "volume", "--run",
             self.folder / "run", "--channel", self.folder / "host/servers" / SERVER / "channel/agent.sock",
+            "--datastore", self.kind.name, *self.kind.options(),
         ]  # fmt: skip
         with (self.folder / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(
@@ -145,11 +151,8 @@ class House:
             time.sleep(0.005)
         return found
 
-    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(
-            host="127.0.0.1", port=self.port, user="anna", dbname="shop", password=PASSWORD,
-            autocommit=True, connect_timeout=10,
-        )  # fmt: skip
+    def connect(self) -> Any:
+        return self.kind.connect(self.port, "anna", "shop", PASSWORD)
 
     def admin(self) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(
@@ -158,9 +161,7 @@ class House:
 
     def server_pid(self) -> int:
         """0: there is none."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int((self.data / "postmaster.pid").read_text().split()[0])
-        return 0
+        return self.kind.server_pid(self.folder / "volume")
 
     def end(self) -> None:
         if self.agent is not None:
@@ -169,7 +170,7 @@ class House:
             self.agent = None
         if pid := self.server_pid():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGQUIT)
+                os.kill(pid, self.kind.kill)
             end = time.monotonic() + 10
             while _lives(pid) and time.monotonic() < end:
                 time.sleep(0.02)

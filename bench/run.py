@@ -26,6 +26,7 @@ from bench.guestbackup import backups
 from bench.guests import instant, qemu, up
 from bench.healthy import healthy
 from bench.lists import lists
+from bench.mariadb import mariadb
 from bench.recovery import hundred
 from bench.rest import rest
 from unstuck.host.kvm import accelerator
@@ -54,7 +55,7 @@ def simulation() -> Iterator[Figure]:
 
 ONCE: dict[str, Callable[[], Iterator[Figure]]] = {
     "qemu": lambda: qemu(built_image()), "up": up, "datapath": datapath, "simulation": simulation,
-    "backups": backups, "healthy": healthy,
+    "backups": backups, "mariadb": mariadb, "healthy": healthy,
 }  # fmt: skip
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_recover import Bucket, archive, found_in
 
 from unstuck.blobs import archive as logs
-from unstuck.blobs import keys
+from unstuck.blobs import keys, moments
 from unstuck.blobs.chunks import make_chunk
-from unstuck.core.archive.data import Kept, Mark, Piece
+from unstuck.core.archive import ledger
+from unstuck.core.archive.data import Base, Kept, Mark, Piece
 from unstuck.core.backup.content import Datastore
 from unstuck.core.time import iso_seconds
 
@@ -141,3 +143,27 @@ def test_a_moment_that_is_none_is_answered_with_a_sentence(
     assert "is not a time" in capsys.readouterr().err
     assert bucket.recover("--at", "2026-11-30T12:00:00Z") == 1
     assert "--at needs" in capsys.readouterr().err
+
+
+def test_a_silence_is_a_hole_also_when_it_became_known_with_the_next_piece() -> None:
+    """Segment 4 was begun to be kept before anybody knew that its last mark would be the last for long."""
+    version, wall = Datastore("postgresql", "15", ""), WALL
+
+    def kept(number: int, at: float, *marks: Mark) -> Kept:
+        piece = Piece(name=f"{number:024X}", timeline=1, start=place(number), stop=place(number + 1), size=1,
+                      digest="d" * 64)  # fmt: skip
+        return Kept(
+            prefix="p", archive_id="i-1", instance_id="i", generation="g", datastore=version, piece=piece,
+            chunk_size=1, chunks=(), recipients=(), key="", kept_at=wall + at, marks=marks,
+        )  # fmt: skip
+
+    last = Mark(wall + 60, 1, place(4, 0x800))
+    held = msgspec.structs.replace(last, held=wall + 70)
+    after = Mark(wall + 300, 1, place(6, 0x800))
+    run = [
+        kept(4, 65.0, last), kept(5, 200.0, held), kept(6, 310.0, held, after),
+    ]  # fmt: skip
+    base = Base("b", 1, place(4), wall)
+    found = ledger.windows(moments._archive("i-1", run, [base]))
+    spans = [(round(one.earliest - wall), round(one.latest - wall)) for one in found]
+    assert spans == [(60, 70), (200, 200), (300, 310)]

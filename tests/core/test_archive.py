@@ -7,16 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unstuck.core.archive.data import Archive, Base, Closed, Mark
+from unstuck.core.archive.data import Archive, Base, Closed, LogSeen, Mark
 from unstuck.core.archive.ledger import (
     EVERYTHING,
+    SLACK,
     Not,
     Restorable,
+    Window,
     not_needed_below,
     resolve,
     thinned,
-    window,
+    windows,
 )
+from unstuck.core.archive.marks import marked
 from unstuck.core.archive.positions import binlog_of, binlog_place, lsn_of, lsn_place, place_of
 from unstuck.core.backup.content import Position
 
@@ -37,7 +40,8 @@ def archives(draw: st.DrawFn) -> list[Archive]:
             wall += draw(st.integers(1, 50))
             position += draw(st.integers(0, 15))
             if not marks or marks[-1].position < place(position):
-                marks.append(Mark(wall, 1, place(position)))
+                held = draw(st.one_of(st.none(), st.integers(-60, 60)))
+                marks.append(Mark(wall, 1, place(position), None if held is None else wall + held))
         ends = draw(st.lists(st.integers(0, 80), max_size=3))
         bases = tuple(
             Base(f"b{number}-{end}", 1, place(end), wall, damaged=draw(st.booleans())) for end in ends
@@ -62,8 +66,8 @@ def test_what_is_said_to_be_restorable_is_there_without_a_gap(
     found: list[Archive], at: float, idle: float | None
 ) -> None:
     said = resolve(found, at, idle)
-    windows = [each for one in found if (each := window(one, idle if one is found[-1] else None))]
-    inside = [each for each in windows if each.earliest <= at <= each.latest]
+    claimed = [each for one in found for each in windows(one, idle if one is found[-1] else None)]
+    inside = [each for each in claimed if each.earliest <= at <= each.latest]
     if isinstance(said, Not):
         assert not inside
         assert said.reason
@@ -80,6 +84,10 @@ def test_what_is_said_to_be_restorable_is_there_without_a_gap(
     # The greatest position that was known by then, and none that became known later.
     known = [mark for mark in archive.marks if mark.wall <= at]
     assert said.point.position == known[-1].position
+    # And nothing else can have happened since, as far as it is known.
+    if known[-1].held is not None:
+        assert at <= max(known[-1].wall, known[-1].held)
+        assert known[-1].held >= known[-1].wall - SLACK
 
 
 @given(archives(), st.floats(900, 3500), st.floats(0, 2000))
@@ -167,6 +175,60 @@ def test_places_of_lsns_sort_as_the_log_does(number: int) -> None:
     lsn = f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
     assert int(lsn_place(lsn), 16) == number
     assert lsn_of(lsn_place(lsn)) == lsn
+
+
+def test_a_silence_is_a_hole_and_is_named() -> None:
+    archive = Archive(
+        id="a1", opened_wall=0.0, timeline=1, start=place(0), stop=place(30),
+        bases=(Base("b1", 1, place(2), 50.0),),
+        marks=(
+            Mark(60.0, 1, place(3)), Mark(100.0, 1, place(9), 120.0), Mark(300.0, 1, place(15)),
+            Mark(310.0, 1, place(17), 200.0), Mark(400.0, 1, place(19)),
+        ),
+    )  # fmt: skip
+    assert windows(archive, 500.0) == [
+        Window("a1", 60.0, 120.0), Window("a1", 300.0, 309.999), Window("a1", 400.0, 500.0),
+    ]  # fmt: skip
+    said = resolve([archive], 200.0)
+    assert isinstance(said, Not)
+    assert "nothing was heard of the database" in said.reason
+    assert isinstance(found := resolve([archive], 119.0), Restorable)
+    assert found.point.position == place(9)
+
+
+NOW = 1000.0
+OLD = Mark(500.0, 1, place(5))
+
+
+def seen(position: int, first: float, last: float) -> LogSeen:
+    return LogSeen(1, place(position), first, last)
+
+
+def test_what_is_told_of_a_log_that_was_watched_all_the_time_has_no_hole() -> None:
+    told = [seen(5, 500.0, 12.0), seen(6, 10.0, 7.0), seen(8, 5.0, 5.0)]
+    assert marked(OLD, None, told, NOW) == [OLD, Mark(990.0, 1, place(6)), Mark(995.0, 1, place(8))]
+
+
+def test_a_position_of_which_is_known_only_for_how_long_it_held_says_so() -> None:
+    [old, new] = marked(OLD, None, [seen(5, 500.0, 200.0), seen(8, 3.0, 90.0)], NOW)
+    assert (old.held, new.held) == (800.0, 910.0)
+    # It is asked again, and nothing has happened.
+    assert marked(new, new.held, [seen(8, 50.0, 4.0)], 1050.0) == [msgspec.structs.replace(new, held=None)]
+
+
+def test_a_host_that_does_not_know_what_was_before_does_not_say_that_it_was_so() -> None:
+    [old, _] = marked(OLD, 700.0, [seen(8, 1.0, 1.0)], NOW)
+    assert old.held == 700.0
+    [old, _] = marked(OLD, None, [seen(8, 1.0, 1.0)], NOW)
+    assert old.held == 500.0
+
+
+def test_what_went_back_is_no_mark_and_a_clock_that_was_set_back_changes_no_order() -> None:
+    assert marked(OLD, None, [seen(4, 1.0, 1.0)], NOW) == [msgspec.structs.replace(OLD, held=500.0)]
+    later = marked(OLD, None, [seen(5, 50.0, 3.0), seen(7, 2.0, 2.0), seen(9, 1.0, 1.0)], 100.0)
+    assert [(round(mark.wall, 3), mark.held) for mark in later] == [
+        (500.0, None), (500.001, None), (500.002, None),
+    ]  # fmt: skip
 
 
 def test_places_in_a_binary_log_sort_as_they_follow_one_another() -> None:

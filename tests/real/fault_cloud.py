@@ -38,8 +38,9 @@ from unstuck.runtime.state import State, prepare
 T = TypeVar("T")
 Role = Literal["control", "host"]
 CLONE_NEWNET = 0x40000000
-PATIENCE = 60.0
-"""Seconds for anything. Under TCG on a busy machine a guest boots in 20, alone in 4."""
+PATIENCE = 180.0
+"""Seconds for anything: the bound within which everything is at rest (docs/design/laws.md). Under TCG a guest
+boots in 4 alone, in 20 to 60 on a busy machine; who stops one that is booting waits for a minute first."""
 
 
 @contextlib.contextmanager

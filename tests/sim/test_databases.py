@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
+from unstuck.core.archive import marks
+from unstuck.host.logbook import LogBook
 from unstuck.sim.cases import database_cases, parse_case
 from unstuck.sim.database_scenarios import DATABASE_SCENARIOS
-from unstuck.sim.runner import simulate
+from unstuck.sim.database_user import DatabaseUser
+from unstuck.sim.runner import WITH_DATABASES, simulate
 from unstuck.sim.setback import DATABASE_SETBACK, database_setbacks
 
 Monkey = pytest.MonkeyPatch
@@ -89,3 +92,46 @@ def test_a_restore_that_failed_is_over_whether_or_not_anybody_deletes_it() -> No
 
 def test_a_blob_store_that_fails_while_a_grant_is_looked_for_is_no_fault_of_the_host() -> None:
     assert simulate("restore_while_the_blob_store_is_away").violations == ()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        # A moment in which nothing was heard of the database was claimed, and what was written was let go.
+        "log_is_let_go_while_the_blob_store_is_away:286:freeze",
+        "restore_to_a_moment:338:freeze",
+        "restore_to_a_moment:543:freeze",
+        # A late copy of a guest's older word was taken for its newest.
+        "parameters_change:175:repeated",
+        "delete_a_backup_while_it_is_restored_from:226:repeated",
+        # A deleted parent waits for its deleted child, and that for what could still arrive late.
+        "delete_a_chain_while_it_is_restored_from:212:crash-before",
+    ],
+)
+def test_a_schedule_that_showed_a_fault_ends_well(schedule: str) -> None:
+    assert parse_case(schedule).run().violations == ()
+
+
+def test_a_deleted_chain_is_gone_once_nothing_can_arrive_late_any_more(monkeypatch: Monkey) -> None:
+    name = "delete_a_chain_while_it_is_restored_from"
+    deletes = WITH_DATABASES[name]
+
+    async def and_waits(user: DatabaseUser) -> None:
+        user.patient()
+        await deletes(user)
+
+    monkeypatch.setitem(WITH_DATABASES, name, and_waits)
+    assert parse_case(f"{name}:212:crash-before").run().violations == ()
+
+
+def test_a_silence_that_is_taken_for_rest_is_noticed(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(marks, "_until", lambda mark, _held, _after: mark)
+    found = parse_case("log_is_let_go_while_the_blob_store_is_away:286:freeze").run().violations
+    assert any("claimed, and too old" in word for word in found), found
+
+
+def test_a_late_copy_that_is_taken_for_news_is_noticed(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(LogBook, "is_late", lambda _self, _number: False)
+    assert any(
+        "parameters: " in word for word in parse_case("parameters_change:175:repeated").run().violations
+    )

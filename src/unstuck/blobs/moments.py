@@ -18,8 +18,9 @@ from unstuck.blobs.manifest import Manifest, ManifestError
 from unstuck.blobs.objects import Entry, Objects
 from unstuck.blobs.restore import Broken, Listed, Lost, chain_of
 from unstuck.blobs.verify import MANIFEST_LARGEST
+from unstuck.core.archive import ledger
 from unstuck.core.archive.data import Archive, Base, Closed, Kept, Mark, Point
-from unstuck.core.archive.ledger import Not, Window, resolve, window
+from unstuck.core.archive.ledger import Not, Window, resolve
 from unstuck.core.archive.positions import place_of
 
 
@@ -129,19 +130,31 @@ def _archive(name: str, run: Sequence[Kept], bases: Sequence[Base]) -> Archive:
 
 
 def _marks(pieces: Sequence[Kept]) -> Iterator[Mark]:
-    """In their order: both time and position only ever go on."""
-    known = [mark for kept in pieces for mark in kept.marks]
-    known += [Mark(kept.kept_at, kept.piece.timeline, kept.piece.stop) for kept in pieces]
+    """In their order: both time and position only ever go on.
+
+    What is said of a mark last counts: how long it held may become known with the next piece. That a piece
+    was kept in a silence says what was there then, and nothing of what came after it.
+    """
+    said: dict[tuple[float, int, str], Mark] = {}
+    for kept in sorted(pieces, key=lambda one: one.kept_at):
+        said |= {(mark.wall, mark.timeline, mark.position): mark for mark in kept.marks}
+    ends = [Mark(kept.kept_at, kept.piece.timeline, kept.piece.stop) for kept in pieces]
     last: Mark | None = None
-    for mark in sorted(known, key=lambda one: (one.wall, one.timeline, one.position)):
+    silent = False
+    for mark in sorted([*said.values(), *ends], key=lambda one: (one.wall, one.timeline, one.position)):
+        is_end = (mark.wall, mark.timeline, mark.position) not in said
+        if not is_end:
+            silent = mark.held is not None
+        elif last is not None and mark.wall <= (last.held or 0.0):
+            continue  # nothing had happened
         if last is None or (mark.timeline, mark.position) > (last.timeline, last.position):
-            last = mark
-            yield mark
+            last = msgspec.structs.replace(mark, held=mark.wall) if is_end and silent else mark
+            yield last
 
 
 def windows(found: Sequence[Log]) -> list[Window]:
     """The moments of one instance."""
-    return [each for log in found if (each := window(log.archive)) is not None]
+    return [each for log in found for each in ledger.windows(log.archive)]
 
 
 def plan(backups: Sequence[Listed], found: Sequence[Log], at: float) -> Plan:

@@ -19,6 +19,7 @@ from unstuck.core.instance.guest import Act, Decision, Do, Hold, Rest, plan_gues
 from unstuck.core.instance.guestwire import (
     PROTOCOL,
     Answered,
+    Done,
     GuestAsk,
     Hello,
     Look,
@@ -87,6 +88,9 @@ class Agent:
         self._version = -1
         self._view: DatabaseView | None = None
         self._told: DatabaseView | None = None
+        self._words = 0
+        self._answered = 0
+        self._looked_after = 0
         self._progress: tuple[int, int] = (0, 0)
         self._failures = 0
         self._final: tuple[Do, DatabaseWant] | None = None
@@ -176,9 +180,13 @@ class Agent:
         while True:
             if self._view is not None:
                 view = self._fresh(self._view)
+                self._words += 1
+                word = Seen(view, self._words, self._looked_after)
                 try:
-                    await self._effect("guest.tell", functools.partial(ask, self._control, Seen(view)))
+                    answer, _ = await self._effect("guest.tell", functools.partial(ask, self._control, word))
                     self._told = view
+                    if isinstance(answer, Done):
+                        self._answered = word.number
                 except Away as error:
                     log.info("the host does not answer", what="guest.tell", reason=str(error))
             await self._port.pause(self._heartbeat, "tell")
@@ -191,6 +199,7 @@ class Agent:
 
     async def _work(self) -> None:
         while True:
+            answered = self._answered
             try:
                 look = await self._effect("guest.see", lambda: self._datastore.look(self._want))
             except (DatastoreError, OSError) as error:
@@ -199,6 +208,7 @@ class Agent:
                 continue
             want = self._want
             decision = plan_guest(want, look.sight)
+            self._looked_after = answered
             self._report(want, look, decision)
             up = look.sight.server is ServerState.UP and look.sight.data is Thing.PRESENT
             if up and not self._swept:

@@ -22,6 +22,7 @@ from unstuck.core.port import Port
 from unstuck.core.server.data import Want
 from unstuck.core.time import backoff
 from unstuck.host.control import DatabaseControl, Declined, Refused, Unreachable
+from unstuck.host.logbook import LogBook
 from unstuck.host.pieces import Pieces, digest
 
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class Guest:
         self.incarnation = 0
         self.heard = now
         self.view: DatabaseView | None = None
+        self.log = LogBook()
         self.reported: object = None
         self.asks: dict[str, Waiting] = {}
         self.bucket = Bucket(100.0, 20.0)

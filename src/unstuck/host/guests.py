@@ -46,6 +46,7 @@ from unstuck.core.instance.guestwire import (
     Welcome,
 )
 from unstuck.core.instance.guestwire import Refused as No
+from unstuck.core.instance.view import ServerState
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Place
 from unstuck.core.port import Port
 from unstuck.core.server.data import Machine, Want
@@ -182,6 +183,7 @@ class GuestService:
             return said.no_or_not_now()
         if answer.incarnation < guest.incarnation:
             return No("superseded", "a newer process of the agent has come")
+        guest.log.greet(self._port.clock(), anew=answer.incarnation > guest.incarnation)
         if answer.incarnation > guest.incarnation:
             guest.incarnation, guest.view = answer.incarnation, None
             log.info("guest agent registered", server=server_id, incarnation=answer.incarnation)
@@ -297,6 +299,12 @@ class GuestService:
 
     def _seen(self, guest: Guest, seen: Seen) -> Response:
         check_view(seen.view)
+        if guest.log.is_late(seen.number):
+            return Done()
+        guest.log.see(
+            seen.view.log, stands=seen.view.server in (ServerState.DOWN, ServerState.CRASHED),
+            number=seen.number, after=seen.after, now=self._port.clock(),
+        )  # fmt: skip
         if seen.view != guest.view:
             guest.view = seen.view
             self._port.wake(_report(guest.server_id))
@@ -312,7 +320,14 @@ class GuestService:
         restoring = guest.want.database is not None and not guest.want.database.data_recorded
         # The lease of who restores is renewed by its reports: they go on also where nothing moves.
         beat = int(self._port.clock() / self._voice.heartbeat) if restoring and alive else 0
-        return (guest.want.fence, guest.incarnation, alive, guest.view, self._voice.history, beat)
+        stale = guest.log.is_stale(self._port.clock())
+        return (guest.want.fence, guest.incarnation, alive, guest.view, self._voice.history, beat, stale)
+
+    async def _report(self, guest: Guest, word: GuestReport) -> None:
+        """Ages are of the moment in which it is said."""
+        word = msgspec.structs.replace(word, log=guest.log.word(self._port.clock()))
+        await self._control.guest_report(word)
+        guest.log.taken(word.log)
 
     async def _report_forever(self, guest: Guest) -> None:
         """Pass on what is new of one guest, and its silence. Its errors are its own (law 8)."""
@@ -333,7 +348,7 @@ class GuestService:
                 guest.incarnation > 0 and not self._silent(guest), guest.view,
             )  # fmt: skip
             try:
-                await self._voice.call("guests.report", functools.partial(self._control.guest_report, word))
+                await self._voice.call("guests.report", functools.partial(self._report, guest, word))
             except (Unreachable, Refused) as error:
                 failures += 1
                 log.info("report of a guest unanswered", server=guest.server_id, error=str(error))

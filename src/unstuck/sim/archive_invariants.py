@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from unstuck.blobs.archive import part_key
 from unstuck.blobs.chunks import open_chunk
+from unstuck.core.archive.data import Point
+from unstuck.core.archive.ledger import SLACK
 from unstuck.core.backup.content import Chunk
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.store import archive_moments
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from unstuck.sim.database_invariants import DatabaseTruth
     from unstuck.sim.databases import Databases
 
-LATE: Final = 200.0
-"""Seconds by which a position may be noted late: an agent's and its host's silences."""
+LATE: Final = SLACK + 2.0
+"""Seconds by which what is restored may be older than its moment, with what reports take on their way."""
 
 _chunks = msgspec.json.Decoder(tuple[Chunk, ...])
 
@@ -70,11 +72,34 @@ class ArchiveTruth:
         true = self._truth.timelines[point.timeline][: int(point.position, 16)]
         if rows != true:
             self._truth.fail(f"restored other rows: {want.instance_id} has {len(rows)}, of {len(true)}")
+        self._check_age(want.instance_id, point)
         later = self.when[point.timeline][len(rows) - 1] if rows else 0.0
         if later > point.wall:
             self._truth.fail(
                 f"restored too much: {want.instance_id} holds a row of {later - point.wall:.1f} s later"
             )
+
+    def _check_age(self, instance_id: str, point: Point) -> None:
+        """All that was acknowledged by then is in it, but for what an agent may be late."""
+        times = self.when.get(point.timeline, [])
+        due = sum(1 for written in times if written <= point.wall - LATE)
+        if int(point.position, 16) < due:
+            self._truth.fail(
+                f"claimed, and too old: {instance_id} at {point.wall:.1f} has "
+                f"{int(point.position, 16)} rows of {due}"
+            )
+
+    def check_moments(self, tx: Tx) -> None:
+        """Each moment that is said to be restorable, in the end."""
+        if self._truth.set_back:
+            return
+        rows = {written + LATE for times in self.when.values() for written in times}
+        for row in _INSTANCES.all(tx):
+            for window in archive_moments.moments(tx, row.instance_id).windows:
+                inside = {at for at in rows if window.earliest <= at <= window.latest}
+                for at in sorted(inside | {window.earliest, window.latest}):
+                    found = archive_moments.restorable(tx, row.instance_id, min(at, tx.now.wall), None)
+                    self._check_age(row.instance_id, found.point)
 
     def audit(self, tx: Tx) -> None:
         if self._truth.set_back:

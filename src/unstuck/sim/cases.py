@@ -60,23 +60,9 @@ def exhaustive_cases(scenarios: Iterable[str], seen: Seen | None = None) -> Iter
                 yield Case(f"{scenario}:{number}:{fault.value}", scenario, None, {number: fault})
 
 
-OPEN = frozenset({
-    "delete_a_chain_while_it_is_restored_from", "log_is_let_go_while_the_blob_store_is_away",
-    "restore_to_a_moment",
-})  # fmt: skip
-"""Scenarios in which single faults are known to violate something, and nobody has mended it yet
-(docs/simulator.md names the schedules). A sample leaves them out; all single faults have them."""
-
-OPEN_CASES = frozenset({"parameters_change:175:repeated"})
-"""Single ones of the same kind: a late copy of a guest's older word is taken for its newest."""
-
-
 def database_cases(every: int = 1, scenarios: Iterable[str] = tuple(DATABASE_SCENARIOS)) -> Iterator[Case]:
     """The same for databases: every so many-th of them, and each effect in the same world only once."""
-    chosen = [name for name in scenarios if every == 1 or name not in OPEN]
-    for case in itertools.islice(exhaustive_cases(chosen, set()), 0, None, every):
-        if every == 1 or case.name not in OPEN_CASES:
-            yield case
+    return itertools.islice(exhaustive_cases(scenarios, set()), 0, None, every)
 
 
 def setback_cases() -> Iterator[Case]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from unstuck.core.archive.ledger import Window
 from unstuck.core.backup.data import Phase
 from unstuck.core.backup.limits import Wish
 from unstuck.core.errors import Conflict, NotFound, Unavailable
@@ -515,20 +516,39 @@ class DatabaseUser(SimUser):
         """The store's clock."""
         return self._run.store.read(lambda tx: tx.now.wall)
 
-    async def moment(self, name: str, at: float) -> None:
-        """Until this moment can be restored."""
+    @property
+    def undisturbed(self) -> bool:
+        """Whether this run is to go as its scenario says."""
+        return not self._run.faults
+
+    async def moment(self, name: str, at: float) -> bool:
+        """Until this moment can be restored, or it is clear that it never will be: of a time in which nothing
+        was heard of the database, which only a fault makes."""
         began = self._run.engine.now
         while self._run.engine.now < began + READY:
-            windows = self._run.store.read(moments, name).windows
-            if any(one.earliest <= at <= one.latest for one in windows):
-                return
+            if self.claims(name, at):
+                return True
+            if not self.undisturbed and any(one.earliest > at for one in self.windows(name)):
+                return False
             await self.wait(2.0)
         self.fail(f"{name} cannot be restored to {at:.1f} in time: {self._run.store.read(moments, name)}")
+        return False
+
+    async def kept_until(self, name: str, at: float) -> None:
+        """Until a moment not before this one can be restored."""
+        began = self._run.engine.now
+        while self._run.engine.now < began + READY:
+            if any(one.latest >= at for one in self.windows(name)):
+                return
+            await self.wait(2.0)
+        self.fail(f"{name} is not kept until {at:.1f} in time: {self._run.store.read(moments, name)}")
 
     def claims(self, name: str, at: float) -> bool:
         """Whether this moment is said to be restorable."""
-        windows = self._run.store.read(moments, name).windows
-        return any(one.earliest <= at <= one.latest for one in windows)
+        return any(one.earliest <= at <= one.latest for one in self.windows(name))
+
+    def windows(self, name: str) -> tuple[Window, ...]:
+        return self._run.store.read(moments, name).windows
 
     async def no_archive(self) -> None:
         """Until nothing is left of any."""

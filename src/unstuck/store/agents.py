@@ -28,6 +28,7 @@ from unstuck.core.server.data import (
     Want,
 )
 from unstuck.store import readable
+from unstuck.store.archive_moments import note_silence
 from unstuck.store.asks import GUEST
 from unstuck.store.clock import clock_row, generation
 from unstuck.store.engine import Tx
@@ -154,6 +155,7 @@ def register(tx: Tx, host_id: str, ask: Register) -> Registered:
     if not granted and ask.after == row.incarnation:
         # Above every number that was ever given, also by a store that has forgotten it.
         granted, number = True, max(row.incarnation, lost) + 1
+        note_silence(tx, host_id)
         _END_LEASES.run(tx, host=host_id)
         _REGISTER.run(
             tx,

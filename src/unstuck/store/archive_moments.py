@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+import itertools
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
 
-from unstuck.core.archive.data import Archive
-from unstuck.core.archive.ledger import Not, Restorable, Window, resolve, window
+from unstuck.core.archive.data import Archive, Mark
+from unstuck.core.archive.ledger import Not, Restorable, Window, resolve, windows
 from unstuck.core.errors import Invalid, NotFound
 from unstuck.core.instance.view import DatabaseView
 from unstuck.store import archives, readable
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
+from unstuck.store.schema.archive import archives as table
 from unstuck.store.schema.compute import hosts, placements
 from unstuck.store.schema.database import instances
 
@@ -32,6 +34,17 @@ _INSTANCE = Prepared(
     .outerjoin(hosts, hosts.c.id == placements.c.host_id)
     .where(instances.c.id == sa.bindparam("instance"))
 )
+_ON_HOST = Prepared(
+    sa.select(table.c.id.label("archive_id"), instances.c.alive, instances.c.seen, hosts.c.seen_wall)
+    .select_from(placements)
+    .join(instances, instances.c.server_id == placements.c.server_id)
+    .join(table, table.c.instance_id == instances.c.id)
+    .join(hosts, hosts.c.id == placements.c.host_id)
+    .where(
+        placements.c.host_id == sa.bindparam("host"), placements.c.state == "live", archives.IS_OPEN,
+        table.c.known_wall.is_(None),
+    )
+)  # fmt: skip
 
 
 class Moments(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +64,33 @@ class Moments(msgspec.Struct, frozen=True, kw_only=True):
 
 def _archives(tx: Tx, instance_id: str) -> tuple[list[Archive], float | None]:
     """The oldest first, and until when it is known that nothing has happened."""
-    found = [archives.facts_of(tx, row) for row in archives.ALL.all(tx, instance=instance_id)]
-    row = _INSTANCE.first(tx, instance=instance_id)
-    seen = None if row is None or row.seen is None else readable.read(_seen, row.seen, None)
-    idle = None
-    if row is not None and row.alive and row.seen_wall is not None and found and found[-1].marks and seen:
-        last = found[-1].marks[-1]
-        if seen.log is not None and (seen.log.timeline, seen.log.position) == (last.timeline, last.position):
-            idle = row.seen_wall - HEARD
+    rows = archives.ALL.all(tx, instance=instance_id)
+    found = [archives.facts_of(tx, row) for row in rows]
+    last = found[-1].marks[-1] if found and found[-1].marks else None
+    idle = None if last is None else _idle_until(_INSTANCE.first(tx, instance=instance_id), last)
+    if idle is not None and rows[-1].known_wall is not None:
+        idle = min(idle, rows[-1].known_wall)
     return found, idle
+
+
+def _idle_until(row: Any, last: Mark) -> float | None:
+    """Until when the newest mark is what there is, by its host's last word."""
+    seen = None if row is None or row.seen is None else readable.read(_seen, row.seen, None)
+    if row is None or not row.alive or row.seen_wall is None or seen is None or seen.log is None:
+        return None
+    same = (seen.log.timeline, seen.log.position) == (last.timeline, last.position)
+    return row.seen_wall - HEARD if same else None
+
+
+def note_silence(tx: Tx, host_id: str) -> None:
+    """An agent of this host has come that has heard no guest yet: what is known of their logs is what was
+    known until now. Call it before the host counts as heard."""
+    for row in _ON_HOST.all(tx, host=host_id):
+        last = archives.LAST_MARK.first(tx, archive=row.archive_id)
+        if last is not None:
+            mark = Mark(last.wall, last.timeline, last.position)
+            known = _idle_until(row, mark)
+            archives.KNOWN.run(tx, archive=row.archive_id, known=max(last.wall, known or 0.0))
 
 
 def moments(tx: Tx, instance_id: str) -> Moments:
@@ -67,13 +98,13 @@ def moments(tx: Tx, instance_id: str) -> Moments:
     found, idle = _archives(tx, instance_id)
     if not found:
         return Moments()
-    windows = [window(one, idle if one is found[-1] else None) for one in found]
+    each = [windows(one, idle if one is found[-1] else None) for one in found]
     row, want = _INSTANCE.first(tx, instance=instance_id), archives.wanted(tx, instance_id)
     seen = None if row is None or row.seen is None else readable.read(_seen, row.seen, None)
-    before = found[-2].closed if len(found) > 1 and windows[-1] is None else None
+    before = found[-2].closed if len(found) > 1 and not each[-1] else None
     last = archives.ONE.first(tx, archive=found[-1].id)
     return Moments(
-        windows=tuple(one for one in windows if one is not None), archive_id=found[-1].id,
+        windows=tuple(itertools.chain.from_iterable(each)), archive_id=found[-1].id,
         waiting_mb=0 if seen is None or seen.log is None else seen.log.waiting_mb,
         budget_mb=0 if want is None else want.budget_mb, ended=None if before is None else before.value,
         trouble=None if last is None else last.trouble,

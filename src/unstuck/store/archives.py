@@ -6,54 +6,56 @@ under a name that is there, and the next one begins in the same transaction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
 
 from unstuck.blobs.chunks import CHUNK_SIZE
-from unstuck.core.archive.data import Archive, ArchiveWant, Base, Closed, LogView, Mark, Piece
+from unstuck.core.archive.data import Archive, ArchiveWant, Base, Closed, LogSeen, LogView, Mark, Piece
+from unstuck.core.archive.ledger import SLACK
+from unstuck.core.archive.marks import marked
 from unstuck.core.archive.positions import place_of
 from unstuck.core.backup.data import Ending
 from unstuck.store.backup_chain import checked_content
 from unstuck.store.backup_rows import from_row
 from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
-from unstuck.store.schema.archive import archive_marks, archive_pieces, archives
+from unstuck.store.schema.archive import archive_marks, archive_pieces
+from unstuck.store.schema.archive import archives as table
 from unstuck.store.schema.database import backups, instances
 
 BUDGET: Final = 0.25
 """The part of a volume that the log may take while it waits to be kept."""
-_open = sa.and_(archives.c.closed.is_(None), sa.not_(archives.c.removed))
-_OPEN = Prepared(sa.select(archives).where(archives.c.instance_id == sa.bindparam("instance"), _open))
+IS_OPEN = sa.and_(table.c.closed.is_(None), sa.not_(table.c.removed))
+_OPEN = Prepared(sa.select(table).where(table.c.instance_id == sa.bindparam("instance"), IS_OPEN))
 _WANTED = Prepared(
-    sa.select(
-        archives.c.id, archives.c.recipient, archives.c.digest_key, archives.c.timeout, instances.c.volume_gb
-    )
-    .join(instances, instances.c.id == archives.c.instance_id)
-    .where(archives.c.instance_id == sa.bindparam("instance"), archives.c.recipient != "", _open)
+    sa.select(table.c.id, table.c.recipient, table.c.digest_key, table.c.timeout, instances.c.volume_gb)
+    .join(instances, instances.c.id == table.c.instance_id)
+    .where(table.c.instance_id == sa.bindparam("instance"), table.c.recipient != "", IS_OPEN)
 )
 ALL = Prepared(
-    sa.select(archives)
-    .where(archives.c.instance_id == sa.bindparam("instance"), sa.not_(archives.c.removed))
-    .order_by(archives.c.number)
+    sa.select(table)
+    .where(table.c.instance_id == sa.bindparam("instance"), sa.not_(table.c.removed))
+    .order_by(table.c.number)
 )
 _LAST = Prepared(
-    sa.select(sa.func.max(archives.c.number)).where(archives.c.instance_id == sa.bindparam("instance"))
+    sa.select(sa.func.max(table.c.number)).where(table.c.instance_id == sa.bindparam("instance"))
 )
-_INSERT = Prepared(sa.insert(archives))
-LOCK = Prepared(sa.select(archives.c.id).where(archives.c.id == sa.bindparam("archive")).with_for_update())
-ONE = Prepared(sa.select(archives).where(archives.c.id == sa.bindparam("archive")))
+_INSERT = Prepared(sa.insert(table))
+LOCK = Prepared(sa.select(table.c.id).where(table.c.id == sa.bindparam("archive")).with_for_update())
+ONE = Prepared(sa.select(table).where(table.c.id == sa.bindparam("archive")))
 _CLOSE = Prepared(
-    sa.update(archives)
-    .where(archives.c.id == sa.bindparam("archive"), archives.c.closed.is_(None))
+    sa.update(table)
+    .where(table.c.id == sa.bindparam("archive"), table.c.closed.is_(None))
     .values(
         closed=sa.bindparam("why"), closed_wall=sa.bindparam("wall"), next_look=sa.bindparam("now"),
     )
 )  # fmt: skip
 _WAKE = Prepared(
-    sa.update(archives)
-    .where(archives.c.instance_id == sa.bindparam("instance"), sa.not_(archives.c.removed))
+    sa.update(table)
+    .where(table.c.instance_id == sa.bindparam("instance"), sa.not_(table.c.removed))
     .values(next_look=sa.bindparam("now"))
 )
 _PIECE = Prepared(
@@ -91,25 +93,35 @@ _AFTER = Prepared(
     sa.select(archive_pieces.c.stop).where(_kept, archive_pieces.c.start == sa.bindparam("place"))
 )
 _SET_RUN = Prepared(
-    sa.update(archives)
-    .where(archives.c.id == sa.bindparam("archive"))
+    sa.update(table)
+    .where(table.c.id == sa.bindparam("archive"))
     .values(
         timeline=sa.bindparam("of_timeline"), start=sa.bindparam("from_here"), stop=sa.bindparam("to_here")
     )
 )
-_LAST_MARK = Prepared(
+LAST_MARK = Prepared(
     sa.select(archive_marks)
     .where(archive_marks.c.archive_id == sa.bindparam("archive"))
     .order_by(archive_marks.c.wall.desc())
     .limit(1)
 )
 _MARKS = Prepared(
-    sa.select(archive_marks.c.wall, archive_marks.c.timeline, archive_marks.c.position)
+    sa.select(archive_marks)
     .where(archive_marks.c.archive_id == sa.bindparam("archive"))
     .order_by(archive_marks.c.wall)
 )
+_MARK_BEFORE = Prepared(
+    sa.select(archive_marks)
+    .where(
+        archive_marks.c.archive_id == sa.bindparam("archive"),
+        archive_marks.c.timeline == sa.bindparam("of_timeline"),
+        archive_marks.c.position <= sa.bindparam("until"),
+    )
+    .order_by(archive_marks.c.wall.desc())
+    .limit(1)
+)
 _MARKS_WITHIN = Prepared(
-    sa.select(archive_marks.c.wall, archive_marks.c.timeline, archive_marks.c.position)
+    sa.select(archive_marks)
     .where(
         archive_marks.c.archive_id == sa.bindparam("archive"),
         archive_marks.c.timeline == sa.bindparam("of_timeline"),
@@ -119,6 +131,16 @@ _MARKS_WITHIN = Prepared(
     .order_by(archive_marks.c.wall)
 )
 _MARK = Prepared(sa.insert(archive_marks))
+_HELD = Prepared(
+    sa.update(archive_marks)
+    .where(archive_marks.c.archive_id == sa.bindparam("archive"), archive_marks.c.wall == sa.bindparam("at"))
+    .values(held=sa.bindparam("until", type_=sa.Double))
+)
+KNOWN = Prepared(
+    sa.update(table)
+    .where(table.c.id == sa.bindparam("archive"))
+    .values(known_wall=sa.bindparam("known", type_=sa.Double))
+)
 _BASES = Prepared(
     sa.select(backups).where(
         backups.c.archive_id == sa.bindparam("archive"), backups.c.ended == Ending.COMPLETED.value,
@@ -193,27 +215,56 @@ def note_archive(tx: Tx, backup_id: str, instance_id: str) -> str | None:
     return str(row.id)
 
 
-def note_log(tx: Tx, instance_id: str, log: LogView) -> None:
-    """How far the log has come by now; the caller holds the instance's row."""
+def note_log(tx: Tx, instance_id: str, log: LogView, seen: Sequence[LogSeen] = ()) -> None:
+    """How far the log has come by now, and how it went on until then, as far as its host tells that.
+
+    The caller holds the instance's row.
+    """
     row = _OPEN.first(tx, instance=instance_id)
     if row is None:
         return
-    last = _LAST_MARK.first(tx, archive=row.id)
-    if last is not None and (last.timeline, last.position) >= (log.timeline, log.position):
-        return  # what went back is another history: :func:`ends_by`
-    # The wall clock may be set back; the order of what was seen may not.
-    wall = tx.now.wall if last is None else max(tx.now.wall, last.wall + 0.001)
-    _MARK.run(tx, archive_id=row.id, wall=wall, timeline=log.timeline, position=log.position)
+    stored = LAST_MARK.first(tx, archive=row.id)
+    before = None if stored is None else Mark(stored.wall, stored.timeline, stored.position, stored.held)
+    told = list(seen) or [LogSeen(log.timeline, log.position, 0.0, 0.0)]
+    if before is None:
+        told = told[-1:]
+    known = row.known_wall if before is None or before.held is None else before.held
+    for mark in marked(before, known if seen else tx.now.wall, told, tx.now.wall):
+        if before is not None and mark.wall == before.wall:
+            if mark.held != before.held:
+                _HELD.run(tx, archive=row.id, at=mark.wall, until=mark.held)
+        else:
+            _MARK.run(
+                tx, archive_id=row.id, wall=mark.wall, timeline=mark.timeline, position=mark.position,
+                held=mark.held,
+            )  # fmt: skip
+    if row.known_wall is not None:
+        KNOWN.run(tx, archive=row.id, known=None)
+
+
+def says_more(tx: Tx, instance_id: str, seen: Sequence[LogSeen]) -> bool:
+    """Whether what a host tells of a log is news, although its guest's view is not."""
+    row = _OPEN.first(tx, instance=instance_id) if seen else None
+    if row is None:
+        return False
+    last = LAST_MARK.first(tx, archive=row.id)
+    if row.known_wall is not None or last is None:
+        return True
+    return (seen[-1].last >= SLACK) != (last.held is not None)
 
 
 def marks_of(tx: Tx, archive_id: str, piece: Piece) -> tuple[Mark, ...]:
-    """What is known of when the positions in a piece were reached: with it, the piece says so by itself."""
+    """What is known of when the positions in a piece were reached: with it, the piece says so by itself.
+
+    The one before them is said again: of that it may not have been known how long it held.
+    """
     if not piece.start:
         return ()
+    before = _MARK_BEFORE.all(tx, archive=archive_id, of_timeline=piece.timeline, until=piece.start)
     found = _MARKS_WITHIN.all(
         tx, archive=archive_id, of_timeline=piece.timeline, behind=piece.start, until=piece.stop
     )
-    return tuple(Mark(one.wall, one.timeline, one.position) for one in found)
+    return tuple(Mark(one.wall, one.timeline, one.position, one.held) for one in (*before, *found))
 
 
 def before(tx: Tx, instance_id: str, number: int) -> Closed | None:
@@ -230,7 +281,7 @@ def ends_by(tx: Tx, instance_id: str, log: LogView | None) -> tuple[str, Closed]
         return None
     if log.gap is not None and log.gap.archive_id == row.id:
         return str(row.id), Closed.GAP
-    last = _LAST_MARK.first(tx, archive=row.id)
+    last = LAST_MARK.first(tx, archive=row.id)
     if last is not None and (log.timeline, log.position) < (last.timeline, last.position):
         return str(row.id), Closed.DIVERGED
     return None
@@ -316,7 +367,7 @@ def facts_of(tx: Tx, row: Any, *, marks: bool = True) -> Archive:
         id=row.id, opened_wall=row.opened_wall, timeline=row.timeline, start=row.start, stop=row.stop,
         closed=None if row.closed is None else Closed(row.closed), closed_wall=row.closed_wall,
         bases=tuple(base for one in _BASES.all(tx, archive=row.id) if (base := _base(one)) is not None),
-        marks=tuple(Mark(one.wall, one.timeline, one.position) for one in found),
+        marks=tuple(Mark(one.wall, one.timeline, one.position, one.held) for one in found),
     )  # fmt: skip
 
 

@@ -170,19 +170,22 @@ def guest_report(tx: Tx, host_id: str, ask: GuestReport) -> Noted:
         if instance.restores is not None:
             instance_backups.look_at(tx, instance.restores)
         bump_world(tx, host_id, ask.who.server_id)
+    log = None if ask.view is None or instance.deleted else ask.view.log
+    if log is not None and (ends is None or ends[1] is Closed.GAP):
+        _keep_log(tx, loaded, log, ask)
     if ends is not None and archives.close_archive(tx, *ends):
         bump_world(tx, host_id, ask.who.server_id)
-    elif ask.alive and ask.view is not None and ask.view.log is not None and not instance.deleted:
-        _keep_log(tx, loaded, ask.view.log)
     judge(tx, instance_id)
     return Noted(instance_id, changed=True, bumped=recorded or ends is not None)
 
 
-def _keep_log(tx: Tx, loaded: Loaded, log: LogView) -> None:
+def _keep_log(tx: Tx, loaded: Loaded, log: LogView, ask: GuestReport) -> None:
     """Of instances of our own, which verify a backup and go, no log is kept."""
-    if loaded.row.project_id != SERVICE_PROJECT:
+    if loaded.row.project_id == SERVICE_PROJECT or not (ask.alive or ask.log):
+        return
+    if ask.alive:
         archives.open_archive(tx, loaded.instance.id, loaded.row.project_id, loaded.instance.generation)
-        archives.note_log(tx, loaded.instance.id, log)
+    archives.note_log(tx, loaded.instance.id, log, ask.log)
 
 
 def _ends(tx: Tx, loaded: Loaded, ask: GuestReport) -> tuple[str, Closed] | None:
@@ -218,7 +221,7 @@ def _news(tx: Tx, loaded: Loaded, ask: GuestReport) -> bool:
         and not _records(loaded, ask)
         and (not ask.alive or _without_absence(loaded) == loaded.row.failure)
     )
-    if not same:
+    if not same or archives.says_more(tx, instance.id, ask.log):
         return True
     if tx.now.lease < instance.seen_at + REORDER:
         _COUNTED.run(tx, instance=instance.id, by=ask.who.incarnation, number=ask.sequence)

@@ -12,6 +12,7 @@ import msgspec
 
 from unstuck.api.agents.guard import Refusal, body, guarded
 from unstuck.api.routes import Call, Reply, Route, route
+from unstuck.core.archive.data import LogSeen
 from unstuck.core.instance.guestwire import PROTOCOL
 from unstuck.core.instance.view import DatabaseView
 from unstuck.core.instance.wire import GuestRegister, GuestReport, Who
@@ -22,6 +23,7 @@ WORD_MAX: Final = 64
 TEXT_MAX: Final = 2000
 FACTS_MAX: Final = 32
 FACT_MAX: Final = 256
+LOG_MAX: Final = 512
 _NUMBER_MAX: Final = 2**53
 
 _register = msgspec.json.Decoder(GuestRegister)
@@ -56,6 +58,7 @@ async def report(call: Call, host_id: str) -> Reply:
     _check_number("sequence", ask.sequence)
     if ask.view is not None:
         _check_view(ask.view)
+    _check_log(ask.log)
     noted = await call.store.run(guest_report, host_id, ask)
     if noted.bumped:
         _wake(call, host_id, ask.who)
@@ -90,6 +93,16 @@ def _check_view(view: DatabaseView) -> None:
         _check_text("view.trouble.code", view.trouble.code, WORD_MAX)
         _check_text("view.trouble.reason", view.trouble.reason, TEXT_MAX)
         _check_text("view.trouble.remedy", view.trouble.remedy, TEXT_MAX)
+
+
+def _check_log(log: tuple[LogSeen, ...]) -> None:
+    if len(log) > LOG_MAX:
+        raise _invalid("log", f"it holds more than {LOG_MAX}")
+    for one in log:
+        _check_text("log.position", one.position, WORD_MAX)
+        _check_number("log.timeline", one.timeline)
+        if not (0.0 <= one.first <= _NUMBER_MAX and 0.0 <= one.last <= _NUMBER_MAX):
+            raise _invalid("log", "ages must be seconds, 0 or more")
 
 
 def _check_text(field: str, text: str, most: int) -> None:

@@ -68,6 +68,16 @@ class LogView(msgspec.Struct, frozen=True, kw_only=True):
     gap: Gap | None = None
 
 
+class LogSeen(msgspec.Struct, frozen=True):
+    """A position of a guest's log as its host saw it: ages in seconds. ``first``: since when it is known;
+    ``last``: how long ago it was certain that the log was no further."""
+
+    timeline: int
+    position: str
+    first: float
+    last: float
+
+
 class Point(msgspec.Struct, frozen=True):
     """Up to where a restore goes: before anything that begins at ``position`` or behind it."""
 
@@ -78,11 +88,16 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """At this time everything up to this position had happened, and what happened later lies behind it."""
+    """At this time everything up to this position had happened, and what happened later lies behind it.
+
+    ``held``: up to when it is known that nothing else had happened, where that is long before the next mark:
+    nobody can say what was there in between. None: as far as the next mark, or as long as its agent is heard.
+    """
 
     wall: float
     timeline: int
     position: str
+    held: float | None = None
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

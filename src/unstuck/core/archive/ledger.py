@@ -7,13 +7,17 @@ everything up to the greatest position that was known at T, and nothing that cam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final
 
 import msgspec
 
 from unstuck.core.archive.data import Archive, Base, Closed, Mark, Point
 from unstuck.core.time import iso_seconds
+
+SLACK: Final = 30.0
+"""Seconds by which what is restored may be older than the moment that was asked for: as long as an agent may
+be late before it counts as silent. Moments of which less is known than that are in no window."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -73,54 +77,73 @@ def base_for(archive: Archive, mark: Mark) -> Base | None:
     return max(found, key=lambda base: (base.stop, base.wall), default=None)
 
 
-def window(archive: Archive, idle_until: float | None = None) -> Window | None:
-    """What can be restored of one archive.
+def windows(archive: Archive, idle_until: float | None = None) -> list[Window]:
+    """What can be restored of one archive, in its order.
 
     ``idle_until``: until when it is known that nothing has happened since the newest mark; None: it is not.
     """
     first = _from(archive)
     if first is None:
-        return None
-    good = [mark for mark in archive.marks if _there(archive, first, mark)]
-    if not good:
-        return None
-    latest = good[-1].wall
-    if good[-1] is not archive.marks[-1]:
-        # It answers until the next one, for which the log is not there (yet).
-        latest = max(latest, archive.marks[archive.marks.index(good[-1]) + 1].wall - 0.001)
-    elif archive.closed_wall is None and idle_until is not None:
-        latest = max(latest, idle_until)
-    return Window(archive.id, good[0].wall, latest)
+        return []
+    found: list[Window] = []
+    joined = False
+    for mark, after in zip_longest(archive.marks, archive.marks[1:]):
+        end = _answers_until(archive, mark, after, idle_until)
+        if end is None or not _there(archive, first, mark):
+            joined = False
+            continue
+        begin = found.pop().earliest if joined else mark.wall
+        found.append(Window(archive.id, begin, end))
+        joined = mark.held is None
+    return found
+
+
+def _answers_until(
+    archive: Archive, mark: Mark, after: Mark | None, idle_until: float | None
+) -> float | None:
+    """Up to which moment this mark says what was there; None: it was old already when it came."""
+    if mark.held is not None:
+        return max(mark.held, mark.wall) if mark.held >= mark.wall - SLACK else None
+    if after is not None:
+        return max(mark.wall, after.wall - 0.001)
+    if archive.closed_wall is None and idle_until is not None:
+        return max(mark.wall, idle_until)
+    return mark.wall
 
 
 def resolve(archives: Sequence[Archive], at: float, idle_until: float | None = None) -> Restorable | Not:
     """What a restore to this moment is made from. ``archives`` of one instance, the oldest first."""
-    found = [(archive, window(archive, _idle(archives, archive, idle_until))) for archive in archives]
-    windows = [each for _, each in found if each is not None]
+    found = [
+        (archive, each)
+        for archive in archives
+        for each in windows(archive, _idle(archives, archive, idle_until))
+    ]
     for archive, each in reversed(found):
-        if each is not None and each.earliest <= at <= each.latest:
+        if each.earliest <= at <= each.latest:
             mark = [one for one in archive.marks if one.wall <= at][-1]
             base = base_for(archive, mark)
             if base is None:
                 break
             return Restorable(base, Point(archive.id, mark.timeline, mark.position, at))
-    return Not(_why_not(archives, windows, at))
+    return Not(_why_not(archives, [each for _, each in found], at))
 
 
 def _idle(archives: Sequence[Archive], archive: Archive, idle_until: float | None) -> float | None:
     return idle_until if archive is archives[-1] else None
 
 
-def _why_not(archives: Sequence[Archive], windows: Sequence[Window], at: float) -> str:
-    if not windows:
+def _why_not(archives: Sequence[Archive], known: Sequence[Window], at: float) -> str:
+    if not known:
         return "nothing of it can be restored to a moment yet: there is no complete backup with its log"
-    if at < windows[0].earliest:
-        return f"the earliest moment is {iso_seconds(windows[0].earliest)}"
-    if at > windows[-1].latest:
-        return f"the latest moment is {iso_seconds(windows[-1].latest)}"
-    for before, after in pairwise(windows):
+    if at < known[0].earliest:
+        return f"the earliest moment is {iso_seconds(known[0].earliest)}"
+    if at > known[-1].latest:
+        return f"the latest moment is {iso_seconds(known[-1].latest)}"
+    for before, after in pairwise(known):
         if before.latest < at < after.earliest:
-            why = _closed(archives, before.archive_id)
+            why = "nothing was heard of the database"
+            if before.archive_id != after.archive_id:
+                why = _closed(archives, before.archive_id)
             return (
                 f"there is a gap ({why}) from {iso_seconds(before.latest)} to {iso_seconds(after.earliest)}"
             )
@@ -145,7 +168,7 @@ def thinned(marks: Sequence[Mark], now: float, fine: float, coarse: float) -> li
     newest of its time, so that what is left still answers for every later moment."""
     gone: list[Mark] = []
     for mark, after in pairwise(marks):
-        old = mark.wall < now - fine
+        old = mark.wall < now - fine and mark.held is None
         if old and mark.wall // coarse == after.wall // coarse:
             gone.append(mark)
     return gone
@@ -170,6 +193,6 @@ def not_needed_below(archive: Archive, *, removed: bool, reads_from: Sequence[st
 
 
 __all__ = [
-    "EVERYTHING", "Not", "Restorable", "Window", "base_for", "goes_on", "is_based", "not_needed_below",
-    "resolve", "thinned", "window",
+    "EVERYTHING", "SLACK", "Not", "Restorable", "Window", "base_for", "goes_on", "is_based",
+    "not_needed_below", "resolve", "thinned", "windows",
 ]  # fmt: skip

@@ -58,9 +58,16 @@ class Orders(msgspec.Struct, frozen=True, tag="orders"):
 
 
 class Seen(msgspec.Struct, frozen=True, tag="seen"):
-    """What the guest sees; repeated as a heartbeat even if nothing is new (the host passes only news on)."""
+    """What the guest sees; repeated as a heartbeat even if nothing is new (the host passes only news on).
+
+    ``number`` counts what this process says: an older one than was heard is late, and dropped. ``after``: the
+    number up to which it had been answered before it looked, 0: the hello; so its host knows when it cannot
+    have looked earlier. ``number`` 0: of an agent that does not count.
+    """
 
     view: DatabaseView
+    number: int = 0
+    after: int = 0
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unstuck.core.archive.data import Kept, Piece
+from unstuck.core.archive.data import Kept, LogSeen, Piece
 from unstuck.core.backup.content import Chunk, Content, Frame
 from unstuck.core.backup.data import Done, Gave
 from unstuck.core.instance.view import DatabaseView
@@ -43,12 +43,14 @@ class GuestRegistered(msgspec.Struct, frozen=True):
 
 class GuestReport(msgspec.Struct, frozen=True):
     """``alive``: the guest agent was heard of within a lease (the host's word). ``sequence`` counts per host
-    incarnation. ``view`` None: it has said nothing yet."""
+    incarnation. ``view`` None: it has said nothing yet. ``log``: how its log went on from the last report on
+    that was taken, the oldest first; nothing from a host that keeps no account of it."""
 
     who: Who
     sequence: int
     alive: bool
     view: DatabaseView | None
+    log: tuple[LogSeen, ...] = ()
 
 
 class TakeAttempt(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ archives = sa.Table(
     sa.Column("stop", sa.String(64), nullable=False),
     sa.Column("closed", sa.String(16)),
     sa.Column("closed_wall", Seconds),
+    # Up to when the newest mark was known to hold when its host's agent was replaced.
+    sa.Column("known_wall", Seconds),
     # Automatic bases that were asked for since one was complete, and when the next one is due.
     sa.Column("bases", sa.Integer, nullable=False),
     sa.Column("base_after", Seconds, nullable=False),
@@ -97,4 +99,6 @@ archive_marks = sa.Table(
     sa.Column("wall", Seconds, primary_key=True),
     sa.Column("timeline", sa.BigInteger, nullable=False),
     sa.Column("position", sa.String(64), nullable=False),
+    # Up to when nothing else can have happened, where that is long before the next mark.
+    sa.Column("held", Seconds),
 )

@@ -126,8 +126,9 @@ class Keeping:
         file = next((one for one in self._unkept() if one.number == number), None)
         if file is None or index >= file.slices:
             raise DatastoreError(f"the log has no {name} to be kept (any more)")
-        data = await self._read(file, index * binlog.SLICE, binlog.SLICE)
-        if len(data) != min(binlog.SLICE, file.size - index * binlog.SLICE):
+        size = min(binlog.SLICE, file.size - index * binlog.SLICE)
+        data = await self._read(file, index * binlog.SLICE, size)
+        if len(data) != size:
             raise DatastoreError(f"the log's {file.name} is shorter than the server says")
         if index:
             data = binlog.head_of(await self._read(file, 0, binlog.HEAD_MOST)) + data
