@@ -18,7 +18,7 @@ from tests.proof import proves
 from tests.real.fault_cloud import FaultCloud, cloud_in, uploaded
 from unstuck.cli.cloud import COMPUTE
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.root]
 MANY = 12
 
 

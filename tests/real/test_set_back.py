@@ -26,7 +26,7 @@ from unstuck.cli.cloud import connect
 from unstuck.cli.doctor import doctor
 from unstuck.cli.errors import CliError
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.root]
 
 
 @pytest.fixture(scope="module")

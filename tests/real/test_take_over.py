@@ -26,7 +26,7 @@ from unstuck.runtime.state import prepare
 pytestmark = [
     pytest.mark.root,
     pytest.mark.xdist_group("qemu"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a network namespace"),
     pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="no QEMU"),
 ]

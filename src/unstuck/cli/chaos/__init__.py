@@ -43,12 +43,12 @@ def chaos(
     seed
         Of the dice: which faults, and the pauses between them. When they hit is up to the machine.
     report
-        Where the page goes.
+        Where the page goes. Where anything does not hold, the cloud's logs lie beside it.
     """
     if not 0 < minutes <= 24 * 60:
         raise CliError("--minutes: a number above 0, up to a day.")
     seed = secrets.randbelow(1 << 31) if seed is None else seed
-    run = Run(minutes, seed)
+    run = Run(minutes, seed, report.with_suffix(".logs"))
     old = signal.signal(signal.SIGTERM, _interrupt)
     try:
         result = run.run()
@@ -66,8 +66,8 @@ def chaos(
 class Run:
     """One run, from nothing to the account."""
 
-    def __init__(self, minutes: float, seed: int) -> None:
-        self.minutes, self.seed = minutes, seed
+    def __init__(self, minutes: float, seed: int, logs: Path) -> None:
+        self.minutes, self.seed, self.logs = minutes, seed, logs
         self.world = ChaosWorld()
         self.began = time.monotonic()
         self.book = Book(self.began)
@@ -130,6 +130,9 @@ class Run:
                 lambda one=writer: checks.restored(one, backups),  # type: ignore[misc]
             )
         checks.claim("doctor finds no difference between the store and this machine", checks.agree)
+        if checks.violations or any(record.settled is None for record in self.book.records):
+            self.world.keep_logs(self.logs)
+            self.say(f"the logs are in {self.logs}")
         checks.claim("after the deletes nothing is left over", checks.nothing_left)
         checks.claim("and doctor finds no difference either", checks.agree)
         return checks

@@ -19,7 +19,7 @@ from unstuck.cli.chaos.world import ChaosWorld
 
 SETTLED: Final = 180.0
 """Seconds after the last fault of all within which the effect of each is over."""
-AT_MOST: Final = 12.0
+AT_MOST: Final = 20.0
 GUESTS: Final = (100.0, 160.0)
 """Seconds between kills of guests. No server's is killed more than three times in ten minutes: started five
 times it would be left as it is, with that reason (``core.server.host.START_BUDGET``)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from functools import partial
@@ -105,6 +106,13 @@ class ChaosWorld(World):
             path = str(self.state.root / place)
             subprocess.run(["umount", "-l", path], check=False, capture_output=True)
         super().clean_up()  # what was below the mounts
+
+    def keep_logs(self, where: Path) -> None:
+        """Copies of what its processes and guests have said, before they are gone."""
+        with contextlib.suppress(OSError):
+            shutil.copytree(self.state.logs, where, dirs_exist_ok=True)
+            for path in (self.state.host / "servers").glob("*/console.log*"):
+                shutil.copyfile(path, where / f"{path.parent.name}.{path.name}")
 
     # --- made once
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from unstuck.core.datastores.postgresql.parameters import defaults
+from unstuck.core.datastores.postgresql.parameters import defaults, log_size
 from unstuck.core.instance.want import DatabaseWant
 
 ADMIN: Final = "postgres"
@@ -25,6 +25,8 @@ SLOT_KEEP_MB: Final = 4096
 
 LOG_KEEP_MB: Final = 256
 """WAL that stays on the volume after the server needs it no more: incremental backups come from there."""
+SYNCS_AT_ONCE: Final = 14
+"""The major version since which a server can write out a whole volume at once."""
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -68,11 +70,16 @@ class Files(msgspec.Struct, frozen=True):
 
 def files(want: DatabaseWant, places: Places, parameters: Mapping[str, str]) -> Files:
     """``parameters``: the owner's, of those that may be set."""
-    values = {**defaults(want.ram_mb), **parameters, **_fixed(want, places)}
+    values = {**defaults(want.ram_mb), **_log(want), **parameters, **_fixed(want, places)}
     settings = "".join(f"{name} = {_quoted(value)}\n" for name, value in sorted(values.items()))
     hba, ident = _clients(want.cidrs), _users(places.users)
     digest = hashlib.sha256("\0".join((settings, hba, ident)).encode()).hexdigest()[:16]
     return Files(f"{settings}unstuck.config = '{digest}'\n", hba, ident, digest)
+
+
+def _log(want: DatabaseWant) -> dict[str, str]:
+    """Known of the volume is what the log may take of it while it waits: a quarter."""
+    return {} if want.archive is None else {"max_wal_size": log_size(want.archive.budget_mb * 4)}
 
 
 def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
@@ -102,7 +109,14 @@ def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:
         "log_line_prefix": "%m [%p] %q%u@%d ",
         "timezone": "UTC",
         "log_timezone": "UTC",
+        **at_once(want.version),
     }
+
+
+def at_once(version: str) -> dict[str, str]:
+    """Before it recovers after a crash, a server writes out the volume, which is its alone, in one go. One by
+    one its thousand files take seconds, and on a busy disk minutes."""
+    return {"recovery_init_sync_method": "syncfs"} if int(version.split(".")[0]) >= SYNCS_AT_ONCE else {}
 
 
 def _clients(cidrs: tuple[str, ...]) -> str:

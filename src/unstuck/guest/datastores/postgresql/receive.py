@@ -19,6 +19,7 @@ from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
 from unstuck.guest.datastore import DatastoreError, LogSource
+from unstuck.guest.datastores.postgresql import config
 from unstuck.guest.datastores.postgresql.segments import lsn_of, number_of
 from unstuck.guest.datastores.postgresql.server import FAST, last_error
 from unstuck.guest.datastores.postgresql.session import Connection, first_line
@@ -45,10 +46,6 @@ _DAMAGED: Final = 3
 
 def damaged(reason: str) -> DatastoreError:
     return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
-
-
-SYNCS_AT_ONCE: Final = 14
-"""The major version since which a server need not sync every file by itself before it recovers."""
 
 
 class Unpacking:
@@ -194,8 +191,7 @@ class Unpacking:
             "logging_collector": "off", "autovacuum": "off", "restore_command": "",
             "shared_preload_libraries": "", "wal_level": "replica",
         }  # fmt: skip
-        if int(self._want.version.split(".")[0]) >= SYNCS_AT_ONCE:
-            options["recovery_init_sync_method"] = "syncfs"
+        options |= config.at_once(self._want.version)
         if self._replays:
             await self._tool(["touch", str(self._data / "recovery.signal")], 30)
             # Whatever the backed up server's settings were: nobody reads from this one meanwhile.
