@@ -48,7 +48,7 @@ def test_a_quiet_cloud_has_nothing_unsettled(cloud: Cloud) -> None:
     found = scrape(cloud)
     for kind in (
         "server_building", "server_changing", "server_deleting", "instance", "operation", "image_upload",
-        "ask",
+        "ask", "verification", "schedule_run",
     ):  # fmt: skip
         assert found["unstuck_unsettled", kind] == 0
         assert found["unstuck_overdue", kind] == 0
