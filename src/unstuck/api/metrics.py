@@ -57,9 +57,9 @@ class AtRest:
 
     async def _count(self, store: Store) -> None:
         with contextlib.suppress(StoreUnavailable):
-            self.protection = await store.run_read(protection)
             self.found = await store.run_read(resting)
             self._counted = time.monotonic()
+            self.protection = await store.run_read(protection)
 
 
 class _FromStore(Collector):
