@@ -107,7 +107,8 @@ def machine(image: Path, server: Path, script: str) -> Iterator[Machine]:
     command = [
         "qemu-system-x86_64", "-machine", "pc", "-accel", "tcg", "-cpu", "qemu64", "-m", "320", "-nodefaults",
         "-no-reboot", "-display", "none", "-serial", "file:console", "-kernel", str(image / "vmlinux"),
-        "-initrd", "initrd", "-append", "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr",
+        "-initrd", "initrd",
+        "-append", "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr no_timer_check",
         "-blockdev", f"node-name=root,driver=raw,read-only=on,file.driver=file,file.filename={root}",
         "-device", "virtio-blk-pci,drive=root",
         "-device", "virtio-serial-pci", "-chardev", f"socket,id=channel,{socket}",

@@ -178,7 +178,7 @@ def test_a_group_that_cannot_fit_is_refused_where_it_is_attached(trove: Trove, s
 def test_the_defaults_are_shown(trove: Trove, site: DatabaseSite) -> None:
     key = ready(trove, site)
     shown = trove.get(f"/instances/{key}/configuration")["instance"]["configuration"]
-    assert shown["shared_buffers"] == "128MB"
+    assert (shown["shared_buffers"], shown["max_wal_size"]) == ("128MB", "128MB")
     trove.missing("GET", f"/instances/{NOBODY}/configuration")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from unstuck.core.datastores import ALLOWED
 from unstuck.core.datastores.parameters import BadValue, Kind, Parameter
-from unstuck.core.datastores.postgresql.parameters import bytes_of
+from unstuck.core.datastores.postgresql.parameters import bytes_of, log_size
 
 EVERY = [(manager, name) for manager, allowed in ALLOWED.items() for name in allowed.parameters]
 DANGEROUS = re.compile(
@@ -110,3 +110,9 @@ def test_what_cannot_be_set_any_more_is_left_out() -> None:
     found = ALLOWED["postgresql"].readable({"work_mem": "4MB", "archive_command": "x", "jit": "maybe"})
     assert found == {"work_mem": "4096kB"}
     assert bytes_of(found["work_mem"]) == 4 << 20
+
+
+@pytest.mark.parametrize(("volume_gb", "most"), [(0.25, 64), (1, 128), (4, 512), (100, 1024)])
+def test_the_log_takes_a_small_part_of_a_volume_before_it_is_let_go(volume_gb: float, most: int) -> None:
+    """With PostgreSQL's own 1 GB it filled a volume of 1 GiB under a steady load, and the server ended."""
+    assert log_size(volume_gb * 1024) == f"{most}MB"

@@ -102,6 +102,7 @@ def test_a_log_is_kept_in_order_and_read_back_up_to_a_point(guests: Callable[[],
     end = kept.position()
     kept.is_kept(last)
     assert first in kept.guest.host.kept
+    assert kept.admin("SHOW max_wal_size") == ("128MB",)
     view = kept.guest.view()
     assert view.log is not None
     assert (view.log.timeline, view.log.gap) == (1, None)

@@ -71,6 +71,12 @@ def test_mitigations_are_off_only_where_the_real_cpu_never_runs_guest_code() -> 
     assert "mitigations=off" not in after(kvm, "-append")[0]
 
 
+def test_the_timer_is_not_checked_where_a_busy_host_would_make_the_check_fail() -> None:
+    for accelerator, unchecked in (("tcg", True), ("kvm", False)):
+        argv = qemu_command(make_want(), FILES, (), Machine(accelerator, None))
+        assert ("no_timer_check" in after(argv, "-append")[0].split()) == unchecked
+
+
 def test_the_sandbox_is_on_and_lets_go_of_privileges_only_to_change_the_user() -> None:
     ours = qemu_command(make_want(), FILES, (), Machine("tcg", None))
     other = qemu_command(make_want(), FILES, (), Machine("tcg", "unstuck-guest"))

@@ -83,7 +83,7 @@ class FaultCloud:
     def start(self, role: Role, barrier: str = "") -> int:
         """Start one process and wait until it is of use, or stopped at its barrier; returns its pid."""
         child = self.launch(role, barrier)
-        self.until(f"{role} is ready", lambda: self._ready(role, child))
+        self.until(f"{role} is ready", lambda: self._ready(role, child), seconds=3 * PATIENCE)
         if role == "control":
             self._log_in()
         return child.pid

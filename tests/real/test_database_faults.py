@@ -99,7 +99,7 @@ def test_an_agent_that_comes_after_its_attempt_was_given_up(shop: Instance, seco
 @pytest.mark.parametrize("phase", slow_but("copying", PHASES))
 @proves("T5", ends="nothing moved: given up for that, COMPLETED by the second attempt")
 def test_a_tool_that_hangs_while_its_agent_is_healthy(shop: Instance, phase: str) -> None:
-    shop.made.settings(starting=4.0, copying=4.0, finishing=4.0)
+    shop.made.settings(starting=4.0, copying=4.0, finishing=4.0, attempts=6)
     backup, holds = shop.held(phase)
     shop.hold(shop.tool())
     if phase != "starting":

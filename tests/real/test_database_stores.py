@@ -108,7 +108,7 @@ def test_an_agent_killed_while_it_uploads_to_s3(made: DatabaseCloud, shop: Insta
 @proves("T5", ends="COMPLETED by the second attempt, on S3 too")
 def test_a_tool_that_hangs_on_its_way_to_s3(made: DatabaseCloud, shop: Instance, far: Far) -> None:
     far.use()
-    made.settings(copying=4.0)
+    made.settings(copying=4.0, attempts=6)
     backup, _ = shop.held("copying")
     shop.until_attempt(backup, 2)
     shop.let_all_go()

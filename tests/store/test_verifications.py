@@ -8,14 +8,23 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from tests.compute_site import add_image
 from tests.store.instance_play import Databases
 from tests.store.test_barriers import overlap
 from tests.store.test_instance_barriers import add_backup
 from unstuck.core.backup.verification import LIMIT, Result
-from unstuck.core.errors import Conflict, NotFound
+from unstuck.core.errors import Conflict, Invalid, NotFound
 from unstuck.core.instance.data import SERVICE_PROJECT
 from unstuck.core.instance.requests import Checked, Failed, Ok
-from unstuck.store import asks, database_quotas, retention, scrub_work, verification_work, verifications
+from unstuck.store import (
+    asks,
+    database_quotas,
+    datastores,
+    retention,
+    scrub_work,
+    verification_work,
+    verifications,
+)
 from unstuck.store.backup_rows import load_backup
 from unstuck.store.engine import Store, Tx
 from unstuck.store.instance_lists import list_instances, show_instance
@@ -267,3 +276,33 @@ def test_what_is_built_on_a_damaged_backup_is_damaged_for_as_long(cloud: Verifyi
     cloud.store.transact(scrub_work.mark_damaged, "d", "piece 9 is missing")
     cloud.store.transact(scrub_work.mark_sound, "b")
     assert [damaged(cloud, name) for name in ("b", "c", "d")] == [None, None, "piece 9 is missing"]
+
+
+def test_an_upgrade_is_rehearsed_in_another_version_and_says_nothing_of_the_backup(cloud: Verifying) -> None:
+    add_version(cloud, "v15-9", "15.9")
+    add_version(cloud, "v16", "16.0")
+    new = NewVerification(id="v", backup_id="b", version="15.9")
+    with pytest.raises(Invalid, match="same major version"):
+        cloud.store.transact(verifications.verify_backup, msgspec.structs.replace(new, version="16.0"), "p")
+    with pytest.raises(Invalid, match="version"):
+        cloud.store.transact(verifications.verify_backup, msgspec.structs.replace(new, version="none"), "p")
+    cloud.store.transact(verifications.verify_backup, new, "p")
+    cloud.go()
+    item = cloud.store.read(show_instance, cloud.row().instance_id, None).item
+    assert item.version_number == "15.9"
+    cloud.store.transact(verification_work.give_up, "v", "no server comes up")
+    held = cloud.store.read(load_backup, "b")
+    assert held is not None
+    assert (held.verified, held.damaged) == (None, None)
+    found = cloud.store.read(verifications.verifications_of, "b", "p")[0]
+    assert found.verdict is not None
+    assert found.verdict.reason == "no server comes up"
+
+
+def add_version(cloud: Verifying, key: str, number: str) -> None:
+    image = cloud.store.transact(add_image, f"image-{key}")
+    cloud.store.transact(
+        datastores.register_version, version_id=key, datastore_id=datastores.POSTGRESQL,
+        datastore="postgresql", name=number, manager="postgresql", version=number, image_id=image,
+        active=True, default=False,
+    )  # fmt: skip

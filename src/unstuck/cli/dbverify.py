@@ -7,7 +7,7 @@ from typing import Any
 
 from cyclopts import App
 
-from unstuck.cli.dbcalls import State, databases, wait
+from unstuck.cli.dbcalls import Databases, State, databases, wait
 from unstuck.cli.words import plain
 
 
@@ -41,16 +41,8 @@ def verify(
     """
     with databases(state) as api:
         found = api.backup(backup)
-        path = f"/backups/{found['id']}"
-        before = {item["id"] for item in api.get(f"{path}/verifications")["verifications"]}
-        api.ask("POST", f"{path}/action", json={"verify": {"query": query, "database": database}})
-
-        def look() -> dict[str, Any]:
-            items = api.get(f"{path}/verifications")["verifications"]
-            return next((item for item in items if item["id"] not in before), {"result": None, "reason": ""})
-
-        seen = wait(look, lambda item: item["result"] is not None, _words, seconds, "The verification")
-        shown = api.get(path)["backup"]["unstuck"]["verified"] or {}
+        seen = verified(api, found["id"], {"query": query, "database": database}, seconds)
+        shown = api.get(f"/backups/{found['id']}")["backup"]["unstuck"]["verified"] or {}
     took = f", restored in {shown['seconds']:.1f} s" if shown.get("seconds") is not None else ""
     print(plain(f"{found['name']} is {seen['result']}{took}: {seen['detail'] or seen['reason']}"))
     if seen["result"] == "sound":
@@ -58,6 +50,19 @@ def verify(
     if seen["result"] == "damaged":
         print("Restore another one instead; `unstuck db list` shows them.", file=sys.stderr)
     return 1 if seen["result"] == "damaged" else 2
+
+
+def verified(api: Databases, backup_id: str, asked: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Ask for a verification, and wait for what comes of it."""
+    path = f"/backups/{backup_id}"
+    before = {item["id"] for item in api.get(f"{path}/verifications")["verifications"]}
+    api.ask("POST", f"{path}/action", json={"verify": asked})
+
+    def look() -> dict[str, Any]:
+        items = api.get(f"{path}/verifications")["verifications"]
+        return next((item for item in items if item["id"] not in before), {"result": None, "reason": ""})
+
+    return wait(look, lambda item: item["result"] is not None, _words, seconds, "The verification")
 
 
 def _words(item: dict[str, Any]) -> str:

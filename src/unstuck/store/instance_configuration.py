@@ -44,18 +44,23 @@ def set_configuration(
     return host_id
 
 
-def defaults_for(tx: Tx, instance_id: str, project_id: str | None) -> tuple[str, int]:
-    """What runs the instance's datastore, and its memory in MiB: its default parameters follow from them."""
+def defaults_for(tx: Tx, instance_id: str, project_id: str | None) -> tuple[str, int, int]:
+    """What runs the instance's datastore, its memory in MiB and its volume in GiB: its default parameters
+    follow from them."""
     row = tx.execute(
         sa.select(
-            instances.c.project_id, instances.c.ram_mb, instances.c.deleted, datastore_versions.c.manager
+            instances.c.project_id,
+            instances.c.ram_mb,
+            instances.c.volume_gb,
+            instances.c.deleted,
+            datastore_versions.c.manager,
         )
         .join(datastore_versions, datastore_versions.c.id == instances.c.datastore_version_id)
         .where(instances.c.id == instance_id)
     ).first()
     if row is None or row.deleted or (project_id is not None and row.project_id != project_id):
         raise missing(instance_id)
-    return row.manager, row.ram_mb
+    return row.manager, row.ram_mb, row.volume_gb
 
 
 class Configuring(msgspec.Struct, frozen=True):

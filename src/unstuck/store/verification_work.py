@@ -150,7 +150,7 @@ def _make(tx: Tx, row: VerificationRow) -> None:
     ensure_service_project(tx)
     asked = AskedInstance(
         name=f"verify-{backup.id}"[:255], flavor_id=source.flavor_id, cidrs=NOBODY, backup_id=backup.id,
-        accept_damage=True,
+        accept_damage=True, version=row.version_id,
         volume_gb=max(source.volume_gb, -(-size // (1 << 30)) + 1),
     )  # fmt: skip
     ids = NewIds(row.instance_id, row.server_id, row.port_id, row.instance_id)
@@ -228,6 +228,8 @@ def _finish(tx: Tx, row: VerificationRow, verdict: Verdict) -> None:
     _write(tx, row.id, verdict=text, finished_wall=now.wall, next_look=now.lease)
     if row.ask_id is not None:
         asks.drop_ask(tx, row.ask_id)
+    if row.version_id is not None:
+        return  # it is of the version that something was found out
     seconds = None if row.restored is None else round(row.restored - _began(tx, row), 3)
     found = Verified(
         id=row.id, when=now.wall, seconds=seconds, result=verdict.result, reason=verdict.reason,

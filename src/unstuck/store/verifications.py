@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from unstuck.core.backup.status import status as backup_status
 from unstuck.core.backup.verification import LIMIT, State, Verdict, Verification, Verified
-from unstuck.core.errors import Conflict
+from unstuck.core.errors import Conflict, Invalid
 from unstuck.core.instance.control import ready
 from unstuck.core.instance.status import fault_of
 from unstuck.core.instance.view import DatabaseView
-from unstuck.store import readable
-from unstuck.store.backup_rows import load_backup
+from unstuck.store import datastores, readable
+from unstuck.store.backup_rows import BackupRow, load_backup
 from unstuck.store.backups import get_backup
 from unstuck.store.engine import Tx
 from unstuck.store.instance_rows import Loaded, load_instance
@@ -29,10 +29,13 @@ _verified: msgspec.json.Decoder[Verified | None] = msgspec.json.Decoder(Verified
 
 
 class NewVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """``query``, ``database``: the owner's own statement, if there is one, and where it is run."""
+    """``query``, ``database``: the owner's own statement, if there is one, and where it is run. ``version``:
+    another version of the datastore, by name or id, that it is restored into: an upgrade is rehearsed, and
+    what comes of it says nothing of the backup."""
 
     id: str
     backup_id: str
+    version: str | None = None
     query: str = ""
     database: str = ""
     made_by: str = "user"
@@ -47,6 +50,7 @@ class VerificationRow(msgspec.Struct, frozen=True, kw_only=True):
     made_by: str
     query: str
     database: str
+    version_id: str | None
     created: float
     created_wall: float
     deadline: float
@@ -92,6 +96,7 @@ def verify_backup(tx: Tx, new: NewVerification, project_id: str | None) -> Verif
     live = _live(tx, new.backup_id)
     if live is not None:
         raise Conflict(f"Backup {new.backup_id} is being verified already ({live}).")
+    version_id = None if new.version is None else _version(tx, held, new.version)
     now = tx.now
 
     def name(what: str) -> str:
@@ -99,7 +104,8 @@ def verify_backup(tx: Tx, new: NewVerification, project_id: str | None) -> Verif
 
     values: dict[str, Any] = dict(  # noqa: C408
         id=new.id, backup_id=new.backup_id, project_id=backup.project_id, made_by=new.made_by,
-        query=new.query, database=new.database, created=now.lease, created_wall=now.wall,
+        query=new.query, database=new.database, version_id=version_id,
+        created=now.lease, created_wall=now.wall,
         deadline=now.lease + LIMIT, instance_id=name("instance"), server_id=name("server"),
         port_id=name("port"), asks=0, settled=False, next_look=now.lease,
     )  # fmt: skip
@@ -107,6 +113,18 @@ def verify_backup(tx: Tx, new: NewVerification, project_id: str | None) -> Verif
     made = load_verification(tx, new.id)
     assert made is not None
     return made
+
+
+def _version(tx: Tx, backup: BackupRow, wanted: str) -> str:
+    """Raises :class:`NotFound`, and :class:`Invalid` for one that cannot go on with the backup's data."""
+    own = datastores.get_version(tx, backup.datastore_version_id, inactive=True)
+    found = datastores.choose(tx, own.datastore.id, wanted).version
+    if not datastores.same_line(found, own.version):
+        raise Invalid(
+            f"verify.version: the backup is of version {own.version.version}, and can be restored into one "
+            "of the same major version only."
+        )
+    return found.id
 
 
 def _live(tx: Tx, backup_id: str) -> str | None:

@@ -150,6 +150,8 @@ def verification_view(row: VerificationRow) -> dict[str, Any]:
         "made_by": row.made_by,
         "query": row.query,
         "database": row.database,
+        "version_id": row.version_id,
+        "seconds": None if row.restored is None else round(max(row.restored - row.created, 0.0), 3),
         "created": iso_seconds(row.created_wall)[:-1],
         "finished": None if row.finished_wall is None else iso_seconds(row.finished_wall)[:-1],
         "result": None if verdict is None else verdict.result.value,

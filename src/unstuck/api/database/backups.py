@@ -212,10 +212,12 @@ async def cancel(call: Call) -> Reply:
 
 
 class Verify(Body, frozen=True, kw_only=True):
-    """``query``: one statement whose first value has to be true; ``database``: where it is run."""
+    """``query``: one statement whose first value has to be true; ``database``: where it is run. ``version``:
+    of the datastore, by name or id, where it is not the backup's own."""
 
     query: str = ""
     database: str = ""
+    version: str | None = None
 
 
 async def verify(call: Call) -> Reply:
@@ -226,7 +228,10 @@ async def verify(call: Call) -> Reply:
         invalid("verify.query", f"it has at most {QUERY_MAX} characters.")
     if asked.database:
         text_of(asked.database, "verify.database", most=63)
-    new = NewVerification(id=call.new_id(), backup_id=key, query=asked.query, database=asked.database)
+    version = None if asked.version in (None, "") else text_of(asked.version, "verify.version")
+    new = NewVerification(
+        id=call.new_id(), backup_id=key, query=asked.query, database=asked.database, version=version
+    )
     await call.store.run(verify_backup, new, scope(call))
     return await _made(call, key)
 

@@ -103,6 +103,8 @@ backup_verifications = sa.Table(
     sa.Column("created", Seconds, nullable=False),
     sa.Column("created_wall", Seconds, nullable=False),
     sa.Column("deadline", Seconds, nullable=False),
+    # The datastore's version that it is restored into, where that is another one: an upgrade is rehearsed.
+    sa.Column("version_id", Id),
     # The throw-away instance.
     sa.Column("instance_id", Id, nullable=False, unique=True),
     sa.Column("server_id", Id, nullable=False),

@@ -131,6 +131,15 @@ def defaults(ram_mb: int) -> dict[str, str]:
     }
 
 
+def log_size(volume_mb: float) -> str:
+    """``max_wal_size`` where nobody says anything else: an eighth of the volume, from 64 MiB to 1 GiB.
+
+    A server keeps nearly as much of its log before it ends a checkpoint; with PostgreSQL's own 1 GB it fills
+    a volume of 1 GiB, and ends.
+    """
+    return f"{min(max(64, int(volume_mb / 8)), 1024)}MB"
+
+
 def _unfit(texts: Mapping[str, str], ram_mb: int) -> BadValue | None:
     buffers = bytes_of(texts.get("shared_buffers", "0kB"))
     most = int(ram_mb * _SHARE)
