@@ -16,6 +16,7 @@ from unstuck.core.instance.data import TRASH
 from unstuck.runtime.state import StateError
 from unstuck.store.backups import NewBackup, Places, create_backup
 from unstuck.store.engine import Store
+from unstuck.store.scrub_work import mark_damaged
 
 
 @pytest.fixture
@@ -41,6 +42,11 @@ def test_an_instance_explains_itself_from_its_build_to_the_trash(
     site.settle(4)
     told = demo.get(path).json()
     assert (told["status"], told["reason"]) == ("ACTIVE", "the database answers, as it should")
+    assert told["restorable"] == []
+    [daily] = told["schedules"]
+    assert (daily["name"], daily["kind"]) == ("daily", "backup")
+    assert daily["next_run"].endswith("Z")
+    assert told["damaged_backups"] == []
     trove.ask("DELETE", f"/instances/{key}")
     told = demo.get(path).json()
     assert "in the trash" in told["reason"]
@@ -58,6 +64,9 @@ def test_a_backup_explains_itself(trove: Trove, demo: Cloud, site: DatabaseSite,
     assert (told["kind"], told["id"], told["name"], told["status"]) == ("backup", backup, "monday", "NEW")
     assert told["holder"]
     assert 0 < told["by_seconds"] <= 300
+    site.store.transact(mark_damaged, backup, "piece 3 is missing")
+    [found] = demo.get(f"/unstuck/v1/explain/instance/{key}").json()["damaged_backups"]
+    assert found == {"id": backup, "name": "monday", "reason": "piece 3 is missing"}
 
 
 def test_what_is_another_s_explains_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_a_quiet_cloud_has_nothing_unsettled(cloud: Cloud) -> None:
     found = scrape(cloud)
     for kind in (
         "server_building", "server_changing", "server_deleting", "instance", "operation", "image_upload",
-        "ask",
+        "ask", "verification", "schedule_run",
     ):  # fmt: skip
         assert found["unstuck_unsettled", kind] == 0
         assert found["unstuck_overdue", kind] == 0
@@ -90,8 +91,13 @@ def test_servers_at_rest_are_counted_beside_the_scrape(demo: Cloud, site: Site) 
     site.settle()
     demo.ask("POST", f"{BASE}/servers/{made}/action", json={"os-stop": None})
     site.settle()
-    scrape(demo)  # starts the count
-    found = scrape(demo)
+    found = scrape(demo)  # starts the count
+    end = time.monotonic() + 20
+    while ("unstuck_backups_damaged",) not in found and time.monotonic() < end:
+        found = scrape(demo)
+    assert found["unstuck_backups_damaged",] == 0
+    assert found["unstuck_archives", "open"] == 0
+    assert found["unstuck_archive_lag_seconds",] == 0
     assert [found["unstuck_servers_at_rest", state] for state in ("on", "off", "failed")] == [2, 1, 0]
     assert found["unstuck_servers_at_rest_age_seconds",] >= 0
 

@@ -59,3 +59,12 @@ THROWN = {"status": "SHUTDOWN", "operating_status": "", "trash_until": "2026-12-
 )
 def test_databases_are_part_of_it_but_those_in_the_trash(databases: list[dict[str, Any]], said: str) -> None:
     assert sentence([WEB, WEB], [UP], databases=databases) == said
+
+
+def test_damaged_backups_and_logs_that_wait_are_part_of_it() -> None:
+    said = sentence([WEB], [UP], protection={"damaged": 2, "lag_seconds": 400.0})
+    assert "2 backups damaged (unstuck explain instance NAME says which)" in said
+    assert "the log of a database waits since 400 s to be kept" in said
+    assert sentence([WEB], [UP], protection={"damaged": 0, "lag_seconds": 20.0}).endswith(
+        "all as they should be."
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from unstuck.api.database.backup_views import extension as backup_extension
-from unstuck.api.database.views import extension
+from unstuck.api.database.views import extension, restorable
 from unstuck.api.errors import not_found
 from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.core.backup.status import status as backup_status
@@ -16,19 +16,24 @@ from unstuck.core.instance.status import status as instance_status
 from unstuck.core.server.data import Server
 from unstuck.core.server.explain import Explanation, buried, explain, readdressed
 from unstuck.core.server.explain import held_back as unheard
-from unstuck.core.time import Now
+from unstuck.core.time import Now, iso_seconds
+from unstuck.store.archive_moments import moments
 from unstuck.store.backup_rows import BackupRow
-from unstuck.store.backups import get_backup
+from unstuck.store.backups import get_backup, list_backups
 from unstuck.store.engine import Tx
 from unstuck.store.generation import held_back
 from unstuck.store.host_lists import HostRow
 from unstuck.store.instance_lists import show_instance
 from unstuck.store.overview import inventory, overview, tombstone
+from unstuck.store.protection import protection
 from unstuck.store.readable import find_unreadable
 from unstuck.store.readdress import readdressed as notes
+from unstuck.store.schedules import ScheduleRow, list_schedules
 from unstuck.store.server_lists import show_server
 
 BASE = "/unstuck/v1"
+SHOWN = 20
+"""Schedules and backups of an instance that are looked at, at most."""
 
 
 async def explain_one(call: Call) -> Reply:
@@ -44,11 +49,36 @@ async def explain_one(call: Call) -> Reply:
             raise not_found(f"There is no kind {other[:60]!r}; there are: server, instance, backup.")
 
 
+def _protected(tx: Tx, instance_id: str) -> dict[str, Any]:
+    """Which moments can be restored, what is planned, and what its last backups were found to be."""
+    found = restorable(moments(tx, instance_id))
+    found["archive_conditions"] = found.pop("conditions")
+    recent = list_backups(tx, None, limit=SHOWN, instance_id=instance_id)
+    damaged = [{"id": row.id, "name": row.name, "reason": row.damaged} for row in recent if row.damaged]
+    planned = list_schedules(tx, None, limit=SHOWN, instance_id=instance_id)
+    return found | {"schedules": [_schedule(row) for row in planned], "damaged_backups": damaged}
+
+
+def _schedule(row: ScheduleRow) -> dict[str, Any]:
+    last = row.history[0] if row.history else None
+    return {
+        "name": row.name,
+        "kind": row.kind.value,
+        "cron": row.cron,
+        "timezone": row.timezone,
+        "paused": row.paused or None,
+        "next_run": None if row.planned is None else iso_seconds(row.planned),
+        "last": None if last is None else f"{last.what.value} {last.reason}".rstrip(),
+    }
+
+
 async def _instance(call: Call) -> Reply:
     found = await call.store.run_read(show_instance, call.params["id"], _scope(call), deleted=None)
+    protected = await call.store.run_read(_protected, found.item.id)
     item, state = found.item, instance_status(found.item.facts, found.now)
     said = msgspec.to_builtins(explain_instance(item.facts, found.now))
     told = {"status": state.status, "operating_status": state.operating_status, **extension(item, found.now)}
+    told |= protected
     return Reply({"kind": "instance", "id": item.id, "name": item.name, **said, **told})
 
 
@@ -105,6 +135,7 @@ async def status(call: Call) -> Reply:
     found = await call.store.run_read(overview)
     return Reply(
         {
+            "protection": await call.store.run_read(protection),
             "time": found.now.wall,
             "clock_age": found.clock_age,
             "unsettled": found.unsettled,

@@ -25,6 +25,7 @@ from unstuck.api.routes import Call, Reply, Route, route
 from unstuck.runtime.metrics import Metrics
 from unstuck.store.engine import Store, StoreUnavailable
 from unstuck.store.figures import Figures, Moving, Resting, figures, resting
+from unstuck.store.protection import Protection, protection
 
 TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 COUNT_EVERY: Final = 60.0
@@ -35,10 +36,12 @@ log = structlog.get_logger(__name__)
 
 
 class AtRest:
-    """The last count of servers at rest. It is taken beside the scrapes, which never wait for it."""
+    """The last count of servers at rest, and of how databases are protected. It is taken beside the scrapes,
+    which never wait for it."""
 
     def __init__(self) -> None:
         self.found: Resting | None = None
+        self.protection: Protection | None = None
         self._counted = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -56,6 +59,7 @@ class AtRest:
         with contextlib.suppress(StoreUnavailable):
             self.found = await store.run_read(resting)
             self._counted = time.monotonic()
+            self.protection = await store.run_read(protection)
 
 
 class _FromStore(Collector):
@@ -72,6 +76,8 @@ class _FromStore(Collector):
             yield from _of_store(self._found)
         if self._at_rest.found is not None:
             yield from _of_rest(self._at_rest.found, self._at_rest.age)
+        if self._at_rest.protection is not None:
+            yield from _of_protection(self._at_rest.protection)
 
 
 def _of_store(found: Figures) -> Iterator[GaugeMetricFamily]:
@@ -118,6 +124,23 @@ def _of_rest(found: Resting, age: float) -> Iterator[GaugeMetricFamily]:
     yield GaugeMetricFamily(
         "unstuck_servers_at_rest_age_seconds", "How old the count of settled servers is.", age
     )
+
+
+def _of_protection(found: Protection) -> Iterator[GaugeMetricFamily]:
+    yield GaugeMetricFamily("unstuck_backups_complete", "Complete backups.", found.complete)
+    yield GaugeMetricFamily(
+        "unstuck_backups_damaged", "Complete backups that are known to be damaged.", found.damaged
+    )
+    logs = GaugeMetricFamily(
+        "unstuck_archives", "Archives of logs: open, or ended by a gap or another history.", labels=["state"]
+    )
+    for state, count in found.archives.items():
+        logs.add_metric([state], count)
+    yield logs
+    yield GaugeMetricFamily(
+        "unstuck_archive_lag_seconds", "How long the part of a log that is not kept yet waits; the worst.",
+        found.lag_seconds,
+    )  # fmt: skip
 
 
 def _is_local(call: Call) -> bool:

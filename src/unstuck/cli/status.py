@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,9 @@ from cyclopts import Parameter
 
 from unstuck.cli.cloud import CLOCK_STANDS, COMPUTE, Cloud, connect, show_json, state_of
 from unstuck.cli.words import counted, plain
+
+LAG = 300.0
+"""Seconds for which a part of a log may wait before that is said."""
 
 
 def status(
@@ -31,9 +34,13 @@ def status(
         told = cloud.get("/unstuck/v1/status")
         url = cloud.url
     tombstones, clock_age = int(told["tombstones"]), float(told["clock_age"])
-    summary = sentence(servers, hosts, tombstones, clock_age=clock_age, databases=databases)
+    protection: dict[str, Any] = told.get("protection") or {}
+    summary = sentence(
+        servers, hosts, tombstones, clock_age=clock_age, databases=databases, protection=protection
+    )
     if output == "json":
         answer = {"summary": summary, "url": url, "clock_age": clock_age, "servers": servers, "hosts": hosts}
+        answer["protection"] = protection
         show_json({**answer, "databases": databases, "tombstones": tombstones})
         return
     print(f"{summary} {url}")
@@ -86,6 +93,7 @@ def _hosts(cloud: Cloud) -> list[dict[str, Any]]:
 def sentence(
     servers: list[dict[str, Any]], hosts: list[dict[str, Any]], tombstones: int = 0, *,
     clock_age: float = 0.0, databases: Sequence[dict[str, Any]] = (),
+    protection: Mapping[str, Any] = {},
 ) -> str:  # fmt: skip
     """What somebody wants to know who has no time."""
     moving = [server for server in servers if server["status"] == "BUILD" or server["task"]]
@@ -106,6 +114,10 @@ def sentence(
         parts.append(f"{counted(len(broken), 'database')} failed (unstuck explain instance NAME says why)")
     if sick:
         parts.append(f"{counted(len(sick), 'database')} not healthy (unstuck explain instance NAME says why)")
+    if (damaged := int(protection.get("damaged", 0))) > 0:
+        parts.append(f"{counted(damaged, 'backup')} damaged (unstuck explain instance NAME says which)")
+    if (lag := float(protection.get("lag_seconds", 0.0))) > LAG:
+        parts.append(f"the log of a database waits since {lag:.0f} s to be kept")
     if away:
         parts.append(f"{counted(len(away), 'host')} {'is' if len(away) == 1 else 'are'} away")
     if tombstones:

@@ -16,6 +16,7 @@ from unstuck.store.schema.clock import clock
 from unstuck.store.schema.compute import OPEN, TOMBSTONE, asks, hosts, operations, placements, servers
 from unstuck.store.schema.database import backups, instances
 from unstuck.store.schema.images import images
+from unstuck.store.schema.schedules import backup_schedules, backup_verifications
 
 
 class Moving(msgspec.Struct, frozen=True):
@@ -97,6 +98,26 @@ _OTHERS = {
         _sums(backups.c.since, backups.c.next_look)
         .select_from(backups)
         .where(sa.not_(backups.c.settled), backups.c.ended != sa.null())
+    ),
+    "verification": Prepared(
+        _sums(backup_verifications.c.created, backup_verifications.c.next_look)
+        .select_from(backup_verifications)
+        .where(sa.not_(backup_verifications.c.settled))
+    ),
+    # A run that has come and that nobody has dealt with; in wall time, which is what its user means.
+    "schedule_run": Prepared(
+        sa.select(
+            sa.func.count().label("rows"),
+            sa.func.count().label("late"),
+            (
+                sa.bindparam("now")
+                - sa.bindparam("wall", type_=sa.Double)
+                + sa.func.min(backup_schedules.c.planned)
+            ).label("first"),
+        ).where(
+            sa.not_(backup_schedules.c.settled),
+            backup_schedules.c.planned < sa.bindparam("wall", type_=sa.Double),
+        )
     ),
     "ask": Prepared(_sums(asks.c.since, asks.c.deadline).select_from(asks)),
 }
