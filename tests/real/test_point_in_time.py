@@ -252,9 +252,12 @@ def _read_offline(data: Path) -> list[int]:
     try:
         subprocess.run([*server, "-o", options, "start"], check=True)
         asked = [*as_postgres, "psql", "-h", str(data), "-p", "5433", "-At", "shop", "-c"]
-        told = subprocess.run(
-            [*asked, "SELECT id FROM ledger ORDER BY id"], check=True, capture_output=True, text=True
-        )
+        query, end = [*asked, "SELECT id FROM ledger ORDER BY id"], time.monotonic() + 180
+        told = subprocess.run(query, check=False, capture_output=True, text=True)
+        while told.returncode and time.monotonic() < end:  # it replays its log, and lets nobody in meanwhile
+            time.sleep(0.5)
+            told = subprocess.run(query, check=False, capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
         return [int(line) for line in told.stdout.split()]
     finally:
         print((data / "log").read_text()[-3000:])
