@@ -115,8 +115,8 @@ class House:
         """Wait until the database serves."""
 
         def there() -> bool:
-            reports = self.cloud.reports
-            return bool(reports) and reports[-1].view.step is GuestStep.READY
+            view = self.cloud.reports[-1].view if self.cloud.reports else None
+            return view is not None and view.step is GuestStep.READY
 
         self._until(there, seconds)
 

@@ -149,7 +149,7 @@ class DatabaseStory:
             db.execute("DELETE FROM orders")
             left = _one(db, "SELECT count(*) FROM orders")
             self.tell.line(f"after {moment} somebody empties the table by mistake: {left[0]} rows are left")
-        wait_for("the moment can be restored", 60.0, lambda: self._reaches(api, moment))
+        wait_for("the moment can be restored", 180.0, lambda: self._reaches(api, moment))
         began = time.monotonic()
         self.tell.line(f"$ unstuck db restore shop-1 shop-3 --at {moment}")
         self.world.unstuck("db", "restore", "shop-1", "shop-3", "--at", moment)

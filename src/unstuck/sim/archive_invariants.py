@@ -20,6 +20,7 @@ from unstuck.store.engine import Tx
 from unstuck.store.prepared import Prepared
 from unstuck.store.schema.archive import archive_marks, archive_pieces
 from unstuck.store.schema.archive import archives as table
+from unstuck.store.schema.database import backups
 
 if TYPE_CHECKING:
     from unstuck.sim.database_invariants import DatabaseTruth
@@ -34,6 +35,11 @@ _chunks = msgspec.json.Decoder(tuple[Chunk, ...])
 _kept = sa.select(archive_pieces, table.c.instance_id, table.c.prefix, table.c.key, table.c.project_id)
 _MARKS = Prepared(sa.select(archive_marks, table.c.instance_id).join(table))
 _KEPT = Prepared(_kept.join(table).where(archive_pieces.c.tag.is_not(None)))
+_BASES = Prepared(
+    sa.select(backups.c.id, backups.c.archive_id, backups.c.ended, backups.c.deleted).where(
+        backups.c.archive_id.is_not(None)
+    )
+)
 _INSTANCES = Prepared(sa.select(table.c.instance_id).distinct())
 
 
@@ -48,6 +54,8 @@ class ArchiveTruth:
         self.owner: dict[int, str] = {}
         """By history: the server whose volume it was made in."""
         self._checked: set[tuple[str, str, str]] = set()
+        self._judged: object = None
+        """Marks, pieces and bases from which claims were checked last: from the same follow the same."""
 
     def row_written(self, timeline: int, count: int) -> None:
         now = self._world.store.read(lambda tx: tx.now.wall)
@@ -104,12 +112,16 @@ class ArchiveTruth:
     def audit(self, tx: Tx) -> None:
         if self._truth.set_back:
             return
-        for mark in _MARKS.all(tx):
+        marks, kept = _MARKS.all(tx), _KEPT.all(tx)
+        for mark in marks:
             self._check_mark(mark)
-        for piece in _KEPT.all(tx):
+        for piece in kept:
             self._check_piece(tx, piece)
-        for row in _INSTANCES.all(tx):
-            self._check_claims(tx, row.instance_id)
+        judged = (marks, [(one.archive_id, one.name, one.tag, one.dropped) for one in kept], _BASES.all(tx))
+        if judged != self._judged:
+            self._judged = judged
+            for row in _INSTANCES.all(tx):
+                self._check_claims(tx, row.instance_id)
 
     def _check_mark(self, mark: Any) -> None:
         """What it says to have been there was, and not long before what came next."""
