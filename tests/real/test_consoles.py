@@ -56,7 +56,7 @@ def cloud(site: FaultCloud) -> FaultCloud:
 @pytest.fixture
 def server(cloud: FaultCloud) -> str:
     found = cloud.cloud.get("/compute/v2.1/servers", headers=COMPUTE)["servers"]
-    server_id = str(found[0]["id"])
+    server_id = next(str(one["id"]) for one in found if one["name"] == "web")
     cloud.until_status(server_id, "ACTIVE")
     cloud.until("the guest has booted", lambda: cloud.say(server_id, "ping x") == "pong x")
     return server_id
@@ -80,7 +80,7 @@ class Console:
         self.socket: ClientConnection = opened(url)
         self.seen = ""
 
-    def until(self, what: str, seconds: float = 30.0) -> str:
+    def until(self, what: str, seconds: float = 90.0) -> str:
         over = time.monotonic() + seconds
         while not re.search(what, self.seen):
             left = over - time.monotonic()
@@ -96,8 +96,8 @@ class Console:
     def says(self, line: str) -> None:
         self.socket.send(line.encode())
 
-    def closed(self, seconds: float = 30.0) -> str:
-        """Why it was closed."""
+    def closed(self, seconds: float = 90.0) -> str:
+        """Why it was closed. A guest that is still booting is asked for a minute before it is stopped."""
         over = time.monotonic() + seconds
 
         def read_on() -> None:

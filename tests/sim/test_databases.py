@@ -32,15 +32,20 @@ print("\\n".join(parse_case("restore_into_a_new_instance:140:answer-lost").run(t
 """
 
 
+OTHERS = [path for path in os.environ.get("UNSTUCK_OTHER_PYTHONS", "").split(":") if path]
+"""Interpreters of other versions that have what we depend on."""
+
+
 def test_the_same_schedule_gives_the_same_trace_in_any_process() -> None:
     traces = {
         subprocess.run(
-            [sys.executable, "-c", TRACE],
+            [python, "-c", TRACE],
             env={**os.environ, "PYTHONHASHSEED": hashseed},
             capture_output=True,
             check=True,
             text=True,
         ).stdout
+        for python in (sys.executable, *OTHERS)
         for hashseed in ("0", "1")
     }
     assert len(traces) == 1

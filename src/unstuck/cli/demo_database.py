@@ -169,7 +169,7 @@ class DatabaseStory:
 
     def delete(self, api: Databases) -> None:
         names = ("shop-1", "shop-2", "shop-3")
-        self.tell.line("; ".join(f"$ openstack database instance delete {name}" for name in names))
+        self.tell.line("$ " + "; ".join(f"openstack database instance delete {name}" for name in names))
         self.tell.line("(here the trash keeps nothing: UNSTUCK_TRASH_SECONDS=0)")
         for name in names:
             self.world.openstack("database", "instance", "delete", name)
