@@ -17,13 +17,24 @@ from tests.stores import SharedTables, longer_than_their_columns, opened
 from unstuck.store.clock import init_clock
 from unstuck.store.engine import Store
 
+LONGEST = ("database", "qemu", "guest-backups", "client-db")
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a server which takes seconds to start run in one process, so that there is one."""
+    """Tests that need a server which takes seconds to start run in one process, so that there is one. The
+    longest rows of such tests begin first, or everybody else waits for them in the end."""
     for item in items:
         if "s3" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("s3"))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    if group is None:
+        return len(LONGEST) + 1
+    return LONGEST.index(group.args[0]) if group.args[0] in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(autouse=True)

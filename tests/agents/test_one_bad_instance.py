@@ -100,7 +100,9 @@ def poison(tx: Tx, column: str) -> None:
         tx.execute(sa.update(table).where(table.c.id == "db-7").values({column: bad}))
 
 
-@pytest.mark.parametrize("column", ["spec", "pending", "origin"])
+@pytest.mark.parametrize(
+    "column", ["spec", *(pytest.param(column, marks=pytest.mark.slow) for column in ("pending", "origin"))]
+)
 def test_one_of_50_instances_is_poisoned_and_49_are_active_and_restarted(
     site: Site, monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:

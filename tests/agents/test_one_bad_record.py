@@ -40,7 +40,9 @@ def poison(tx: Tx, server_id: str, column: str) -> None:
     tx.execute(sa.update(servers).where(servers.c.id == server_id).values({column: '{"torn": '}))
 
 
-@pytest.mark.parametrize("column", ["spec", "seen", "failure"])
+@pytest.mark.parametrize(
+    "column", ["spec", *(pytest.param(column, marks=pytest.mark.slow) for column in ("seen", "failure"))]
+)
 def test_one_of_200_is_poisoned_and_199_settle(
     site: Site, monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from test_up_and_down import Cli, cli  # noqa: F401 (cli is a fixture)
 
 from unstuck.blobs.keys import recipient_of
@@ -80,6 +81,7 @@ def test_credentials_are_refused_where_others_may_read_them_and_missed_where_the
     assert not cli.state.backup_stores.exists()
 
 
+@pytest.mark.slow
 def test_a_cloud_whose_keys_are_lost_goes_on_without_backups_and_gets_no_other_ones(
     cli: Cli, tmp_path: Path,  # noqa: F811
 ) -> None:  # fmt: skip
@@ -98,6 +100,7 @@ def test_a_cloud_whose_keys_are_lost_goes_on_without_backups_and_gets_no_other_o
     assert "can be opened here" in cli.run("doctor")
 
 
+@pytest.mark.slow
 def test_a_control_plane_with_another_clouds_keys_makes_no_backups(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     from unstuck.blobs import keyring
 

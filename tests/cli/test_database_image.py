@@ -76,6 +76,7 @@ def test_registering_makes_one_version_whose_image_follows_its_content(cli: Cli,
             register(cloud, first)
 
 
+@pytest.mark.slow
 def test_doctor_says_what_keeps_databases_from_being_made_and_registering_again_mends_it(
     cli: Cli, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def on_disk(disk: Disk, tmp_path: Path) -> Iterator[Cli]:
     made.clean_up()
 
 
+@pytest.mark.slow
 def test_clock_and_supervisor_outlive_a_full_disk(on_disk: Cli, disk: Disk) -> None:
     """The clock's loop and the supervisor both ended at the log line that was to say what they lacked."""
     cli = on_disk

@@ -149,6 +149,7 @@ def test_what_died_is_started_again(cli: Cli) -> None:
     assert json.loads(cli.run("doctor", "-o", "json"))["ok"]
 
 
+@pytest.mark.slow
 def test_a_new_supervisor_adopts_what_runs(cli: Cli) -> None:
     cli.up()
     first = cli.holders()
@@ -199,6 +200,7 @@ def test_in_the_foreground_an_interrupt_ends_it(cli: Cli) -> None:
     assert not any(cli.holders().values())
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", cli.port))
@@ -210,6 +212,7 @@ def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
     cli.up()
 
 
+@pytest.mark.slow
 def test_a_barrier_stops_one_process_and_its_successor_gets_by(cli: Cli) -> None:
     cli.up()
     cli.run("down")
@@ -276,6 +279,7 @@ def test_servers_outlive_everything_else(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli.run("status", "-o", "json"))["tombstones"] == 0
 
 
+@pytest.mark.slow
 def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
     cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
     with connect(cli.state) as cloud:
@@ -297,6 +301,7 @@ def test_doctor_sees_what_differs(cli: Cli, tmp_path: Path) -> None:
     until(marker.exists)  # what is wanted of it has not changed
 
 
+@pytest.mark.slow
 def test_doctor_names_a_record_that_cannot_be_read_and_the_remedy(cli: Cli, tmp_path: Path) -> None:
     cli.up(UNSTUCK_TINY=str(fake_tiny(tmp_path / "tiny")))
     with connect(cli.state) as cloud:
@@ -311,6 +316,7 @@ def test_doctor_names_a_record_that_cannot_be_read_and_the_remedy(cli: Cli, tmp_
         cli.run("down")
 
 
+@pytest.mark.slow
 def test_other_settings_for_a_cloud_that_runs_are_refused_and_change_nothing(cli: Cli) -> None:
     """`up --port N` wrote N down first, and every command lost the cloud that answered on the old port."""
     cli.up()
@@ -331,6 +337,7 @@ def test_other_settings_for_a_cloud_that_runs_are_refused_and_change_nothing(cli
     assert healthy(cli)
 
 
+@pytest.mark.slow
 def test_the_range_of_addresses_is_chosen_once(cli: Cli) -> None:
     assert "the prefix is /8 to /28" in cli.run("up", "--network", "10.9.0.0/30", code=2)
     assert "--network nonsense" in cli.run("up", "--network", "nonsense", code=2)
@@ -355,6 +362,7 @@ def test_only_a_reason_of_this_start_is_told(tmp_path: Path) -> None:
     assert last_reason(log, mark) == "new"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_damaged_is_said_at_once(cli: Cli) -> None:
     cli.up()
     cli.run("down")
@@ -401,6 +409,7 @@ def test_a_folder_with_other_things_in_it_is_refused_not_closed(cli: Cli) -> Non
     assert [path.name for path in cli.state.root.iterdir()] == ["holiday.jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else too")
 def test_somebody_elses_cloud_is_no_bug(cli: Cli, tmp_path: Path) -> None:
     cli.up()
@@ -420,6 +429,7 @@ def test_somebody_elses_cloud_is_no_bug(cli: Cli, tmp_path: Path) -> None:
     assert healthy(cli)
 
 
+@pytest.mark.slow
 def test_without_an_image_it_says_how_to_get_one(cli: Cli) -> None:
     nowhere = str(cli.home / "nothing")
     said = cli.up(UNSTUCK_TINY=nowhere, XDG_CACHE_HOME=nowhere)
@@ -494,6 +504,7 @@ class Nobody(Cli):
         return [*who, *super().command(*words)]
 
 
+@pytest.mark.slow
 def test_without_root_a_network_is_refused_at_once_and_no_network_runs_on(tmp_path: Path) -> None:
     """The server stayed BUILD for ever."""
     if shutil.which("qemu-system-x86_64") is None:

@@ -16,7 +16,7 @@ from tests import postgres as own
 
 from unstuck.store.engine import Store
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.xdist_group("client-databases"), pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from unstuck.core.server.data import Thing, Trouble
 from unstuck.runtime.state import StateFile
 from unstuck.store.engine import Store
 
+pytestmark = pytest.mark.xdist_group("client-db")  # one process has the server of all of them
+
 PSQL = """#!/bin/sh
 printf '%s\\n' "$@"
 printf 'password %s\\n' "$PGPASSWORD"

@@ -78,7 +78,7 @@ def test_extensions_are_listed_enabled_and_disabled(shop: own.Postgres, capsys: 
     assert "nowhere" in errors
 
 
-@pytest.mark.parametrize("form", [(), ("--sql",)])
+@pytest.mark.parametrize("form", [(), pytest.param(("--sql",), marks=pytest.mark.slow)])
 def test_an_exported_database_is_imported_again(
     shop: own.Postgres, tmp_path: Path, capsys: Capture, form: tuple[str, ...]
 ) -> None:
@@ -115,6 +115,7 @@ def exported(server: own.Postgres, dump: Path, *form: str) -> None:
         subprocess.run([sys.executable, "-c", SCRIPT, server.address, *words], stdout=out, check=True)
 
 
+@pytest.mark.slow
 def test_a_running_database_is_imported_by_its_address(shop: own.Postgres, capsys: Capture) -> None:
     address = f"postgresql://unstuck:secret@{shop.address}/{DEMO}"
     db(capsys, "import", "shop", "--from", address, "--database", "copied")

@@ -71,6 +71,7 @@ def openstack(url: str, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_log_in_and_keep_an_image(openstack: Run, tmp_path: Path) -> None:
     """A token, projects, and an image from its upload to its delete."""
     token = openstack("token", "issue", "-f", "json")

@@ -22,6 +22,8 @@ from unstuck.core.instance.want import BackupWant, Origin, WantedDatabase
 from unstuck.guest.datastores.postgresql.base import ASK
 from unstuck.guest.processes import parent_of
 
+pytestmark = pytest.mark.xdist_group("guest-backups")  # one process has the server of all of them
+
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 QUICK = {"starting": 2.0, "copying": 2.0, "finishing": 2.0, "uploading": 2.0}
 
@@ -126,6 +128,7 @@ def gave_up(guest: Guest, nonce: str, seconds: float = 30.0) -> str:
 KILLS = ["take", "take+", "copy", "copy+", "read+", "pack", "store", "store+", "copied", "finish", "finish+"]
 
 
+@pytest.mark.slow
 def test_agents_killed_in_each_phase_leave_nothing_and_the_next_attempt_is_made(guest: Guest) -> None:
     for number, point in enumerate(KILLS):
         guest.kill()
@@ -206,6 +209,7 @@ def test_a_full_store_is_waited_for_and_shown_as_what_is_waited_for(guest: Guest
     wait_for(lambda: "full" in guest.host.finished, 30)
 
 
+@pytest.mark.slow
 def test_a_store_that_stays_full_ends_the_attempt_however_busy_the_database_is(guest: Guest) -> None:
     """Each commit wakes the server's sender, which so has used some processor time: that is no progress."""
     guest.host.full = "the bucket is full"
@@ -278,6 +282,7 @@ def test_a_key_that_is_none_ends_it_for_good(guest: Guest) -> None:
     nothing_is_left(guest)
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_in_the_middle_ends_the_attempt_and_the_next_is_made(guest: Guest) -> None:
     guest.host.slow = 0.3
     offer(guest, "crash")

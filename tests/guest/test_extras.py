@@ -26,6 +26,8 @@ from unstuck.core.instance.requests import (
 )
 from unstuck.core.instance.want import Origin, WantedDatabase
 
+pytestmark = pytest.mark.xdist_group("guest-extras")  # one process has the server of all of them
+
 LOAN = "unstuck_loan_0123456789abcdef"
 
 

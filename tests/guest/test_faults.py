@@ -280,6 +280,7 @@ def test_another_protocol_is_a_reason_to_wait_and_not_to_end(guest: Guest) -> No
     assert guest.host.calls == ["Hello"]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_away_stops_no_database(guest: Guest) -> None:
     serve(guest)
     guest.host.away = True
@@ -301,6 +302,7 @@ def no_server(guest: Guest) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_server_killed_under_a_long_query_comes_up_again_although_that_goes_on(guest: Guest) -> None:
     """Its session does not notice, and holds the memory that the next server needs."""
     serve(guest)

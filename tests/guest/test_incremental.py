@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from tests.guest.guest import Guest, anna
 from tests.guest.host_double import wait_for
@@ -78,6 +79,7 @@ def test_a_chain_with_a_link_that_is_not_its_own_is_not_begun(guests: Callable[[
     assert not other.host.fetched
 
 
+@pytest.mark.slow
 def test_a_chain_needs_room_for_all_of_it(guests: Callable[[], Guest]) -> None:
     guest = guests()
     _with_table(guest)
@@ -91,6 +93,7 @@ def test_a_chain_needs_room_for_all_of_it(guests: Callable[[], Guest]) -> None:
     assert not other.host.fetched
 
 
+@pytest.mark.slow
 def test_a_parent_that_does_not_fit_ends_the_attempt_for_good(guest: Guest) -> None:
     _with_table(guest)
     content = guest.back_up("n1")

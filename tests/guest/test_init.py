@@ -89,6 +89,7 @@ def test_the_agent_and_the_server_run_under_users_of_their_own(container: Contai
     assert guest.back_up("n1").size > 1 << 20
 
 
+@pytest.mark.slow
 def test_a_killed_agent_comes_back_and_finds_its_server(container: Container) -> None:
     guest = container.guest
     guest.host.wants(guest.want(origin=SHOP))

@@ -43,6 +43,7 @@ from unstuck.guest.datastores.mariadb.server import PROGRAM
 from unstuck.guest.datastores.mariadb.words import literal
 
 pytestmark = [
+    pytest.mark.xdist_group("guest-mariadb"),
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not Path(PROGRAM).exists(), reason="MariaDB is not installed here"),

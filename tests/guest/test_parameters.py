@@ -50,6 +50,7 @@ def pairs(parameters: dict[str, str]) -> str:
     return ",".join(f'"{name}":"{text}"' for name, text in parameters.items())
 
 
+@pytest.mark.slow
 def test_what_a_server_cannot_start_with_is_put_aside_for_what_worked(guest: Guest) -> None:
     """A bad group, and somebody's restart: it is up again with what worked, and says why."""
     want = serve(guest)
@@ -83,6 +84,7 @@ def test_what_a_server_cannot_start_with_is_put_aside_for_what_worked(guest: Gue
     holds(guest)
 
 
+@pytest.mark.slow
 def test_agents_killed_while_parameters_are_applied_are_followed_by_one_that_finishes(guest: Guest) -> None:
     want = serve(guest)
     guest.kill()

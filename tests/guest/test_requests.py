@@ -40,6 +40,8 @@ from unstuck.core.instance.scram import verifier
 from unstuck.core.instance.view import GuestStep, ServerState
 from unstuck.core.instance.want import Origin, WantedDatabase, WantedUser
 
+pytestmark = pytest.mark.xdist_group("guest-requests")  # one process has the server of all of them
+
 ODD = "we\"ird \\ 'name; DROP %s $1"
 OTHER = verifier("another", salt=b"fedcba9876543210")
 

@@ -25,6 +25,8 @@ from unstuck.core.instance.view import GuestStep
 from unstuck.core.instance.want import Origin, WantedDatabase
 from unstuck.core.server.data import Thing
 
+pytestmark = pytest.mark.xdist_group("guest-restores")  # one process has the server of all of them
+
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 Source = tuple[str, Content, str]
 

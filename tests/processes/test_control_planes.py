@@ -45,7 +45,7 @@ def test_another_state_folder_with_the_same_file_is_refused_too(many: Many, tmp_
     assert many.answers(first, many.state.read().port)
 
 
-@pytest.mark.parametrize("first_is", ["running", "frozen"])
+@pytest.mark.parametrize("first_is", ["frozen", pytest.param("running", marks=pytest.mark.slow)])
 def test_a_take_over_on_sqlite_ends_the_first_and_loses_nothing(many: Many, first_is: str) -> None:
     first = many.control()
     many.agent()
@@ -159,6 +159,7 @@ def test_two_replicas_on_an_empty_postgresql_set_it_up_once(replicas: Replicas) 
             assert cloud.get("/compute/v2.1/servers", headers=COMPUTE)["servers"] == []
 
 
+@pytest.mark.slow
 def test_replicas_killed_in_turn_while_servers_are_created_do_everything_once(
     replicas: Replicas, tmp_path: Path
 ) -> None:

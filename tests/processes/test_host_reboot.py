@@ -133,6 +133,7 @@ def limit(process: Process, number: int) -> None:
     subprocess.run(["prlimit", f"--pid={process.pid}", f"--nofile={number}:"], check=True)
 
 
+@pytest.mark.slow
 def test_a_control_plane_without_descriptors_waits_and_goes_on(many: Many) -> None:
     control = many.control()
     many.agent()
@@ -151,6 +152,7 @@ def test_a_control_plane_without_descriptors_waits_and_goes_on(many: Many) -> No
     many.until_active("before", "after")
 
 
+@pytest.mark.slow
 def test_an_agent_without_descriptors_says_so_and_goes_on_when_it_has_some(many: Many) -> None:
     many.control()
     agent = many.agent()

@@ -93,6 +93,7 @@ def test_a_frozen_agent_that_was_superseded_elsewhere_ends_when_it_thaws(many: M
     many.until_active("web", "waiting")
 
 
+@pytest.mark.slow
 def test_a_folder_copied_on_the_same_machine_is_refused_while_the_agent_lives(
     many: Many, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_folder_copied_on_the_same_machine_is_refused_while_the_agent_lives(
     assert many.incarnation() == 1
 
 
+@pytest.mark.slow
 def test_a_folder_copied_on_the_same_machine_is_refused_while_its_guests_run_elsewhere(
     many: Many, tmp_path: Path
 ) -> None:

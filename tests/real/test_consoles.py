@@ -133,6 +133,7 @@ def stock(cloud: FaultCloud, *words: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_what_the_stock_client_prints_opens_a_shell_in_the_guest(cloud: FaultCloud, server: str) -> None:
     url = stock(cloud, "console", "url", "show", "--serial", "web", "-f", "value", "-c", "url")
     assert url.startswith("ws://")

@@ -29,7 +29,10 @@ from unstuck.host.drivers.process import run
 from unstuck.host.networks import netns
 from unstuck.host.networks.bridge import tap_names
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are containers")
+pytestmark = [
+    pytest.mark.xdist_group("containers"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are containers"),
+]
 HOST = "10.97.0.1"
 
 

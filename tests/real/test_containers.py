@@ -29,7 +29,10 @@ from unstuck.host.drivers.podman.driver import CopyError, PodmanDriver
 from unstuck.host.drivers.process import run
 from unstuck.host.images import ImageCache
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are containers")
+pytestmark = [
+    pytest.mark.xdist_group("containers"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are containers"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -254,6 +257,7 @@ def test_a_guest_is_nobody_on_the_host_and_can_do_little(tmp_path: Path, image: 
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_full_volume_hurts_its_own_guest_only_and_data_outlives_every_start(
     tmp_path: Path, image: Path
 ) -> None:

@@ -45,6 +45,7 @@ def test_an_image_that_is_deleted_and_cut_off_in_its_fetch_ends_in_error_with_th
     cloud.agree_gone(server)
 
 
+@pytest.mark.slow
 def test_an_image_that_is_deleted_in_its_fetch_is_fetched_to_its_end(cloud: FaultCloud) -> None:
     """Who reads it already has it: its bytes stay until then."""
     pid = cloud.start("host", barrier="driver.fetch.half")
@@ -64,6 +65,7 @@ def test_an_image_that_is_deleted_in_its_fetch_is_fetched_to_its_end(cloud: Faul
     cloud.agree_gone(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["at once", "later"])
 def test_a_fetch_that_is_cut_off_with_its_control_plane_is_begun_again(cloud: FaultCloud, after: str) -> None:
     pid = cloud.start("host", barrier="driver.fetch.half")

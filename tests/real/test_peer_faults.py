@@ -68,6 +68,7 @@ def test_n01_p15_the_agent_dies_when_the_guest_runs_and_the_record_does_not_say_
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N2", ends="ACTIVE")
 def test_n02_the_agent_dies_before_the_guests_start(cloud: FaultCloud) -> None:
     cloud.start("control")
@@ -80,6 +81,7 @@ def test_n02_the_agent_dies_before_the_guests_start(cloud: FaultCloud) -> None:
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N3", "P22", ends="ACTIVE")
 def test_n03_p22_the_agent_is_dead_while_the_order_waits(cloud: FaultCloud) -> None:
     cloud.start("control")
@@ -91,6 +93,7 @@ def test_n03_p22_the_agent_is_dead_while_the_order_waits(cloud: FaultCloud) -> N
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N4", ends="ACTIVE")
 def test_n04_the_agent_is_dead_while_the_order_waits_and_the_control_plane_dies_too(
     cloud: FaultCloud,
@@ -145,6 +148,7 @@ def away(cloud: FaultCloud, point: str, seconds: float) -> None:
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N7", "P2", ends="ACTIVE: the server exists from the commit on, though its user never heard of it")
 def test_n07_p02_the_control_plane_dies_when_only_it_knows_of_the_order(cloud: FaultCloud) -> None:
     cloud.start("control", "commit.create_servers+")
@@ -181,6 +185,7 @@ def lost(cloud: FaultCloud) -> None:
         cloud.create_within(1.0, order)
 
 
+@pytest.mark.slow
 @proves("N8", ends="refused at once, nothing created")
 def test_n08_a_request_while_the_control_plane_is_down_is_refused_at_once(cloud: FaultCloud) -> None:
     cloud.start("control")
@@ -196,6 +201,7 @@ def test_n08_a_request_while_the_control_plane_is_down_is_refused_at_once(cloud:
     ends_well(cloud, cloud.create())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["store.place", "commit.place", "store.place+"])
 @proves("N9", "P4", "P7", ends="ACTIVE")
 def test_n09_p04_p07_the_control_plane_dies_while_the_host_is_chosen(cloud: FaultCloud, point: str) -> None:
@@ -208,6 +214,7 @@ def test_n09_p04_p07_the_control_plane_dies_while_the_host_is_chosen(cloud: Faul
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N12", "P19", ends="gone after the restart")
 @pytest.mark.parametrize("point", ["driver.make_disk", "driver.start", "control.report.running"])
 def test_n12_p19_deleted_during_the_build_and_the_agent_is_dead(cloud: FaultCloud, point: str) -> None:

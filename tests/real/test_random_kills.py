@@ -48,6 +48,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 cloud.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_twenty_kills_at_random_moments_with_instant_guests(
     make: Make, record_property: Callable[[str, object], None]

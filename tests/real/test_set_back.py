@@ -102,7 +102,7 @@ def active(cloud: FaultCloud, name: str) -> str:
     return made
 
 
-@pytest.mark.parametrize("record", ["with", "without"])
+@pytest.mark.parametrize("record", [pytest.param("with", marks=pytest.mark.slow), "without"])
 def test_an_sqlite_copy_put_back_loses_nothing_and_is_settled_by_one_diff(
     cloud: FaultCloud, tmp_path: Path, record: str
 ) -> None:
@@ -169,6 +169,7 @@ def test_an_sqlite_copy_put_back_loses_nothing_and_is_settled_by_one_diff(
         cloud.agree_gone(server)
 
 
+@pytest.mark.slow
 def test_what_the_store_had_lost_can_be_given_up(cloud: FaultCloud, tmp_path: Path) -> None:
     cloud.start("control")
     cloud.start("host")
@@ -185,6 +186,7 @@ def test_what_the_store_had_lost_can_be_given_up(cloud: FaultCloud, tmp_path: Pa
     cloud.agree_gone(late)
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_control_plane_is_no_set_back(cloud: FaultCloud) -> None:
     cloud.start("control")
     cloud.start("host")

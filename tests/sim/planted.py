@@ -120,7 +120,6 @@ PLANTED = (
             ),
             (databases.nobody_looks_again_at_a_backup, "agent_dead_before_the_request", "stuck"),
             (databases.slots_of_dead_attempts_stay, "agent_dies_during_the_backup", "orphans"),
-            (databases.a_late_word_opens_a_backup_again, "cancel_a_backup", "final is final"),
             (
                 databases.parameters_on_trial_are_never_given_up,
                 "parameters_no_server_starts_with",
@@ -133,5 +132,11 @@ PLANTED = (
                 "parameters: ",
             ),
         )
+    ),
+    Planted(
+        databases.a_late_word_opens_a_backup_again,
+        "cancel_a_backup",
+        "final is final",
+        schedules.late_copies_at_databases,
     ),
 )

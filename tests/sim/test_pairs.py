@@ -53,7 +53,7 @@ def test_the_same_world_has_the_same_mark_in_every_run() -> None:
 def test_pairs_are_counted_and_a_journal_remembers_them_by_scenario(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["pairs", "create", "--every", "60", "--jobs", "1", "--resume", str(tmp_path / "journal")]
+    asked = ["pairs", "create", "--every", "240", "--jobs", "1", "--resume", str(tmp_path / "journal")]
     assert main(asked) == 0
     first = json.loads(capsys.readouterr().out)
     assert main(asked) == 0

@@ -13,7 +13,16 @@ from unstuck.sim.setback import JUMP_SCENARIOS, JUMPS, SETBACK_SCENARIOS, Jump, 
 Monkey = pytest.MonkeyPatch
 
 
-@pytest.mark.parametrize("scenario", ["create", "one_after_another", "delete_while_building"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "create",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("one_after_another", "delete_while_building")
+        ),
+    ],
+)
 def test_where_only_hosts_can_tell_nothing_is_given_twice_either(scenario: str) -> None:
     for case in itertools.islice(with_the_record(scenario), 0, None, 2):
         assert case.run().violations == (), str(case)

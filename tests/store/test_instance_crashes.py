@@ -140,7 +140,7 @@ EFFECTS = 48
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_killed_at_any_effect_it_comes_about_all_the_same(
     sqlite_template: Path, tmp_path: Path, part: int, after: bool
 ) -> None:

@@ -103,7 +103,7 @@ class DatabaseUser(SimUser):
 
     def jump(self, seconds: float) -> None:
         """The clock is set, by somebody or by itself."""
-        self._run.shift += seconds
+        self._run.set_clock(seconds)
         self.log(f"    *** the clock jumps by {seconds:.0f} s")
 
     async def _insist(

@@ -233,7 +233,7 @@ class Databases:
             up = control is not None and control.frozen_until <= self.engine.now
             if control is not None:
                 since = max(since, control.frozen_until)
-            self.store.read(self.truth.audit, since if up else None)
+            self.store.read(self.truth.audit, since if up else None, self._run.jumped_at)
 
     def unsettled(self) -> int:
         return self.store.read(functools.partial(unsettled, patient=self.patient))

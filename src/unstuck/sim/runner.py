@@ -162,6 +162,7 @@ class Run:
         self.setback = setback
         self.jump = jump
         self.shift = 0.0
+        self.jumped_at = 0.0
         self.patience = PATIENCE if not with_databases else 2 * PATIENCE
         self.commits = 0
         self.sessions = 0
@@ -328,11 +329,16 @@ class Run:
 
     def _jump(self, jump: Jump) -> None:
         if not jump.asleep:
-            self.shift += jump.seconds
+            self.set_clock(jump.seconds)
             self._set_time()
         elif self.control is not None:
             self.control.frozen_until = self.engine.now + jump.seconds
             self.patience += jump.seconds
+
+    def set_clock(self, seconds: float) -> None:
+        """The clock jumps by that, and nobody can have noticed before now."""
+        self.shift += seconds
+        self.jumped_at = self.engine.now
 
     def _set_time(self) -> None:
         self.cloud.time = self.engine.now + self.shift
