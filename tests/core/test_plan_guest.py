@@ -100,5 +100,17 @@ def test_a_server_that_will_not_stay_up_is_left_alone_with_a_reason(want: str, s
     assert decision.trouble is not None
     assert decision.trouble.code == "server-keeps-failing"
     assert "no room" in decision.trouble.reason
+    assert decision.trouble.final
     fewer = msgspec.structs.replace(sight, starts=START_BUDGET - 1)
     assert told(WANTS[want], fewer) is Do.START
+
+
+@pytest.mark.parametrize("server", NOT_THERE)
+def test_a_server_that_its_full_volume_ends_waits_for_room(server: ServerState) -> None:
+    sight = Sight(data=Thing.PRESENT, server=server, full=True, starts=START_BUDGET)
+    decision = plan_guest(RECORDED, sight)
+    assert isinstance(decision, Hold)
+    assert decision.trouble is not None
+    assert decision.trouble.code == "volume-full"
+    assert not decision.trouble.final, "it goes on by itself"
+    assert told(RECORDED, msgspec.structs.replace(sight, full=False, starts=0)) is Do.START

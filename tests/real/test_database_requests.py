@@ -47,7 +47,7 @@ def test_a_backup_deleted_while_it_is_restored_from(made: DatabaseCloud, shop: I
     shop.completed(backup)
     restored = made.create("restored", backup)
     restored.find_server()
-    spin(shop.cloud, "it unpacks", lambda: bool(restored.named("Unpacks a base backup")), 90.0)
+    spin(shop.cloud, "it unpacks", lambda: bool(restored.named("Unpacks a backup")), 90.0)
     held = restored.hold(restored.agent())
     shop.api.ask("DELETE", f"/backups/{backup}")
     assert shop.is_unknown(backup)

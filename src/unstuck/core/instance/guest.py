@@ -47,8 +47,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an agent sees of its database, in one look.
 
     ``data``: whole data of the wanted generation is there; absent: nothing at all is. ``foreign``: other data
-    is there; whose. ``restart``: the number that the living server carries. ``starts``: how many lately did
-    not last. ``stray``: somebody in the database may more than is wanted.
+    is there; whose. ``restart``: the number that the living server carries. ``full``: its volume has no room.
+    ``starts``: how many lately did not last. ``stray``: somebody in the database may more than is wanted.
     """
 
     data: Thing
@@ -58,6 +58,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool = False
     stray: bool = False
     config: Config = Config.UNKNOWN
+    full: bool = False
     starts: int = 0
     reason: str = ""
 
@@ -167,6 +168,13 @@ def _serve(want: DatabaseWant, sight: Sight) -> Decision:
 def _start(want: DatabaseWant, sight: Sight) -> Decision:
     if sight.starts >= START_BUDGET:
         why = f" (last: {sight.reason})" if sight.reason else ""
+        if sight.full:
+            trouble = Trouble(
+                "volume-full",
+                f"the volume is full, and the database server did not stay up in {sight.starts} starts{why}",
+                "give the instance a larger volume; the server is started again as soon as there is room",
+            )
+            return Hold(GuestStep.WAITING, 5.0, trouble)
         trouble = Trouble(
             "server-keeps-failing",
             f"the database server was started {sight.starts} times in ten minutes and did not stay up{why}",

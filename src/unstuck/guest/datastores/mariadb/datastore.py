@@ -28,6 +28,7 @@ from unstuck.guest.datastores.mariadb.receive import Unpacking
 from unstuck.guest.datastores.mariadb.server import LOG_MOST, PROGRAM, Living, Server, last_error
 from unstuck.guest.datastores.mariadb.session import DatabaseError, Session, Sessions
 from unstuck.guest.parameters import Parameters
+from unstuck.guest.starts import Starts
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -39,7 +40,6 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 LOOK: Final = 3.0
 """Seconds for an answer about how the server is."""
 CALL: Final = 30.0
-LATELY: Final = 600.0
 NOT_SO: Final = "delete the instance and create it without that"
 
 
@@ -65,8 +65,7 @@ class MariaDB:
         self._clock = clock
         self.sessions = Sessions(places.agent)
         self._server = Server(places, tools, on_event)
-        self._starts: list[float] = []
-        self._starts_of = -1
+        self._starts = Starts(volume, clock)
         self._parameters = Parameters(places.conf, clock)
         self._spawn = spawn
         self._keeping = Keeping(self, clock)
@@ -96,7 +95,7 @@ class MariaDB:
             )
             return Look(sight=sight, used=used, size=size)
         if isinstance(living, ServerState):
-            ended = living is ServerState.CRASHED or self._lately(want) > 0
+            ended = living is ServerState.CRASHED or self._starts.lately(want) > 0
             reason = found.reason or (last_error(self._log) if ended else "")
             sight = self._sight(want, found, living, 0, reason=reason)
             return Look(sight=sight, used=used, size=size)
@@ -146,15 +145,10 @@ class MariaDB:
             restart=restart,
             applied=found.marker is not None and found.marker.applied,
             config=config,
-            starts=self._lately(want),
+            full=self._starts.look(),
+            starts=self._starts.lately(want),
             reason=reason,
         )
-
-    def _lately(self, want: DatabaseWant | None) -> int:
-        """Starts that did not last. Another restart number is somebody's wish: it counts from nothing."""
-        if want is None or want.restart != self._starts_of:
-            return 0
-        return len([at for at in self._starts if at > self._clock() - LATELY])
 
     def _told(self, session: Session, want: DatabaseWant | None, living: Living) -> Told:
         version, generation = whose(session)
@@ -244,9 +238,7 @@ class MariaDB:
         trial.rename(self.places.file)
 
     async def start(self, want: DatabaseWant) -> None:
-        if want.restart != self._starts_of:
-            self._starts, self._starts_of = [], want.restart
-        self._starts = [*self._starts[-20:], self._clock()]
+        self._starts.note(want)
         self._parameters.before_start(want, last_error(self._log))
         await self._configure(want)
         await self._server.start(want.restart, self._log)

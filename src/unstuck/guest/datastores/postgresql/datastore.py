@@ -34,6 +34,7 @@ from unstuck.guest.datastores.postgresql.session import Connection, Sessions, fi
 from unstuck.guest.datastores.postgresql.walcopy import WalCopy
 from unstuck.guest.logfile import read_log
 from unstuck.guest.parameters import Parameters
+from unstuck.guest.starts import Starts
 from unstuck.guest.tools import ToolFailed, Tools, run
 from unstuck.guest.turns import Mute, StartingUp, Use
 from unstuck.guest.volume import FORMAT, Found, Marker, Volume, rotate
@@ -46,7 +47,6 @@ LOOK: Final = 3.0
 CALL: Final = 30.0
 INIT: Final = 600.0
 """Seconds for initdb; on an emulated machine it took almost one minute."""
-LATELY: Final = 600.0
 WAITING_MOST: Final = 100
 """Names of parameters that are told: as many as there may be, and no more."""
 NOT_SO: Final = "delete the instance and create it without that"
@@ -77,8 +77,7 @@ class PostgreSQL:
         self._clock = clock
         self.sessions = Sessions(places.sockets)
         self._server = Server(places, programs, tools, on_event)
-        self._starts: list[float] = []
-        self._starts_of = -1
+        self._starts = Starts(volume, clock)
         self._parameters = Parameters(places.conf, clock)
         self._log_view: LogView | None = None
         self._asked = LogSocket(places.log_socket, _nobody)
@@ -109,7 +108,7 @@ class PostgreSQL:
             )
             return Look(sight=sight, used=used, size=size)
         if isinstance(living, ServerState):
-            ended = living is ServerState.CRASHED or self._lately(want) > 0
+            ended = living is ServerState.CRASHED or self._starts.lately(want) > 0
             reason = found.reason or (last_error(self._log) if ended else "")
             sight = self._sight(want, found, living, 0, reason=reason)
             return Look(sight=sight, used=used, size=size)
@@ -148,15 +147,10 @@ class PostgreSQL:
             restart=restart,
             applied=found.marker is not None and found.marker.applied,
             config=config,
-            starts=self._lately(want),
+            full=self._starts.look(),
+            starts=self._starts.lately(want),
             reason=reason,
         )
-
-    def _lately(self, want: DatabaseWant | None) -> int:
-        """Starts that did not last. Another restart number is somebody's wish: it counts from nothing."""
-        if want is None or want.restart != self._starts_of:
-            return 0
-        return len([at for at in self._starts if at > self._clock() - LATELY])
 
     def _told(self, connection: Connection, want: DatabaseWant | None) -> Told:
         row = connection.execute(
@@ -266,9 +260,7 @@ class PostgreSQL:
         trial.rename(conf / "postgresql.conf")
 
     async def start(self, want: DatabaseWant) -> None:
-        if want.restart != self._starts_of:
-            self._starts, self._starts_of = [], want.restart
-        self._starts = [*self._starts[-20:], self._clock()]
+        self._starts.note(want)
         self._parameters.before_start(want, last_error(self._log))
         await self._configure(want)
         await self._server.start(want.restart, self._log)
