@@ -174,6 +174,8 @@ def test_an_address_works_once_and_a_wrong_one_never(cloud: FaultCloud, server: 
 
 def test_several_look_at_one_guest_and_one_too_many_is_told(cloud: FaultCloud, server: str) -> None:
     consoles = [Console(url_of(cloud, server)) for _ in range(4)]
+    for number, console in enumerate(consoles):
+        works(console, f"alone{number}")  # what was said before its host had come is nobody's to hear
     works(consoles[0], "shared")
     for console in consoles[1:]:
         console.until("shared-42")
