@@ -116,6 +116,14 @@ def works(console: Console, word: str) -> None:
     console.until(f"{word}-42")
 
 
+def at_work(cloud: FaultCloud, server: str) -> Console:
+    """One whose host has come: one that is late is told that the guest does not run."""
+    console = Console(url_of(cloud, server))
+    cloud.until("the guest has booted", lambda: cloud.say(server, "ping x") == "pong x")
+    works(console, "here")
+    return console
+
+
 def stock(cloud: FaultCloud, *words: str) -> str:
     """The ``openstack`` command, as a user has it."""
     password = (cloud.state.secrets / "demo-password").read_text().strip()
@@ -174,6 +182,8 @@ def test_an_address_works_once_and_a_wrong_one_never(cloud: FaultCloud, server: 
 
 def test_several_look_at_one_guest_and_one_too_many_is_told(cloud: FaultCloud, server: str) -> None:
     consoles = [Console(url_of(cloud, server)) for _ in range(4)]
+    for number, console in enumerate(consoles):
+        works(console, f"alone{number}")  # what was said before its host had come is nobody's to hear
     works(consoles[0], "shared")
     for console in consoles[1:]:
         console.until("shared-42")
@@ -229,12 +239,12 @@ def test_a_killed_control_plane_closes_it(cloud: FaultCloud, server: str) -> Non
 def test_stop_and_delete_win(cloud: FaultCloud, server: str) -> None:
     made = cloud.create("short")
     cloud.until_status(made, "ACTIVE")
-    console = Console(url_of(cloud, made))
+    console = at_work(cloud, made)
     unused = url_of(cloud, made)
     cloud.act(made, reboot={"type": "HARD"})
     assert "stopped, started anew or removed" in console.closed()
     cloud.until_status(made, "ACTIVE")
-    console = Console(url_of(cloud, made))
+    console = at_work(cloud, made)
     cloud.act(made, **{"os-stop": None})
     assert "stopped, started anew or removed" in console.closed()
     cloud.until_status(made, "SHUTOFF")
@@ -245,7 +255,7 @@ def test_stop_and_delete_win(cloud: FaultCloud, server: str) -> None:
     assert "does not run" in answer.json()["conflictingRequest"]["message"]
     cloud.act(made, **{"os-start": None})
     cloud.until_status(made, "ACTIVE")
-    console = Console(url_of(cloud, made))
+    console = at_work(cloud, made)
     remove(cloud, made)
     assert "stopped, started anew or removed" in console.closed()
     with pytest.raises(InvalidStatus):
