@@ -15,7 +15,7 @@ from unstuck.store.schema.database import backups
 __all__ = ["instance", "site", "trove"]
 WORDS = {
     "id", "backup_id", "made_by", "query", "database", "created", "finished", "result", "reason", "detail",
-    "instance_id", "removed",
+    "instance_id", "removed", "seconds", "version_id",
 }  # fmt: skip
 
 

@@ -138,6 +138,7 @@ def test_up_status_doctor_down(cli: Cli) -> None:
     cli.run("down", "--guests")
 
 
+@pytest.mark.slow
 def test_what_died_is_started_again(cli: Cli) -> None:
     cli.up()
     for name in ("control", "host"):

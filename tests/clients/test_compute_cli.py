@@ -45,6 +45,7 @@ def test_the_openstack_command(cloud: Running) -> None:
     assert cli("server", "list", "-f", "json") == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_pause_lock_and_mark_of_the_openstack_command(
     cloud: Running, sdk: openstack.connection.Connection

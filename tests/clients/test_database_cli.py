@@ -212,7 +212,9 @@ def test_backups_and_where_they_go(openstack: Shell, cloud: Databases) -> None:
         assert (listed["Name"], listed["Status"]) == ("monday", "NEW")
     refused(openstack, "database backup create tuesday -i shop", "under way")
     refused(openstack, "database backup create tuesday -i shop --incremental --parent monday", "monday")
-    refused(openstack, "database backup create x --restore-from http://x --restore-size 1", "other clouds")
+    refused(openstack, "database backup create x --restore-from http://x --restore-size 1", "name of a store")
+    nowhere = "local/backups/none/0001-n"
+    refused(openstack, f"database backup create x --restore-from {nowhere} --restore-size 1", "version")
     line = "database instance create again --flavor m1.tiny --size 1 --backup monday"
     refused(openstack, line, "not finished")
     openstack("database backup delete monday")

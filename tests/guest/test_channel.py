@@ -263,6 +263,7 @@ def processes(tmp_path: Path) -> Iterator[tuple[GuestCloud, list[object], list[o
         )
 
 
+@pytest.mark.slow
 def test_a_host_that_is_killed_in_the_middle_of_frames_again_and_again_loses_nothing(tmp_path: Path) -> None:
     with processes(tmp_path) as (cloud, host, guest):
         count, kills = 24, 0

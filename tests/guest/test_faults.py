@@ -47,6 +47,7 @@ def change(guest: Guest, want: DatabaseWant, **changes: object) -> DatabaseWant:
     return new
 
 
+@pytest.mark.slow
 def test_agents_killed_at_each_point_of_the_making_are_followed_by_one_that_finishes(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     for point in ("init", "init+", "start", "start+", "apply", "apply+"):
@@ -207,6 +208,7 @@ def test_a_frozen_server_is_unclear_and_thaws_unharmed(guest: Guest) -> None:
     holds(guest)
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_restarted_if_that_is_wanted(guest: Guest) -> None:
     want = serve(guest)
     pid = guest.server_pid()

@@ -52,6 +52,7 @@ def variable(connection: Any, name: str) -> str:
     return str(rows(connection, f"SHOW GLOBAL VARIABLES LIKE '{name}'")[0][1])
 
 
+@pytest.mark.slow
 def test_an_agent_makes_a_database_that_keeps_what_it_promises(guest: Guest) -> None:
     guest.host.wants(guest.want(origin=SHOP))
     guest.start()

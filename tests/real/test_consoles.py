@@ -26,6 +26,7 @@ from tests.real.test_faults import template as template
 from unstuck.cli.cloud import COMPUTE
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.xdist_group("qemu"),
     pytest.mark.timeout(600),
@@ -141,7 +142,6 @@ def stock(cloud: FaultCloud, *words: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow
 def test_what_the_stock_client_prints_opens_a_shell_in_the_guest(cloud: FaultCloud, server: str) -> None:
     url = stock(cloud, "console", "url", "show", "--serial", "web", "-f", "value", "-c", "url")
     assert url.startswith("ws://")
@@ -221,7 +221,6 @@ def test_a_killed_agent_closes_it_and_a_new_address_works_with_the_next(
     assert "after-42" in log
 
 
-@pytest.mark.slow
 def test_a_killed_control_plane_closes_it(cloud: FaultCloud, server: str) -> None:
     console = Console(url_of(cloud, server))
     unused = url_of(cloud, server)
@@ -235,7 +234,6 @@ def test_a_killed_control_plane_closes_it(cloud: FaultCloud, server: str) -> Non
     again.socket.close()
 
 
-@pytest.mark.slow
 def test_stop_and_delete_win(cloud: FaultCloud, server: str) -> None:
     made = cloud.create("short")
     cloud.until_status(made, "ACTIVE")

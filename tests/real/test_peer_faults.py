@@ -108,6 +108,7 @@ def test_n04_the_agent_is_dead_while_the_order_waits_and_the_control_plane_dies_
     ends_well(cloud, server)
 
 
+@pytest.mark.slow
 @proves("N5", ends="all 12 ACTIVE")
 def test_n05_the_agent_dies_with_many_builds_on_their_way(cloud: FaultCloud) -> None:
     cloud.start("control")
@@ -119,7 +120,8 @@ def test_n05_the_agent_dies_with_many_builds_on_their_way(cloud: FaultCloud) -> 
     ends_well(cloud, *servers)
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(10.0, marks=pytest.mark.slow), 5.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [10.0, 5.0])
 @proves("N6", "N10", ends="ACTIVE")
 def test_n06_n10_the_control_plane_is_away_during_the_start(cloud: FaultCloud, seconds: float) -> None:
     away(cloud, "driver.start", seconds)

@@ -373,6 +373,7 @@ def test_a_guest_is_paused_and_continued(tmp_path: Path, images: tuple[BootImage
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_guest_is_suspended_and_resumed(tmp_path: Path, images: tuple[BootImage, ...]) -> None:
     """Another process, the same guest; and a cold start never meets the old memory."""
 
@@ -585,6 +586,7 @@ def test_a_folder_that_is_not_mounted_makes_all_unknown(
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a guest's user")
 def test_a_guest_runs_as_another_user(tmp_path: Path, images: tuple[BootImage, ...]) -> None:

@@ -162,6 +162,7 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
         guest.stop()
 
 
+@pytest.mark.slow
 def test_one_guest_from_first_boot_to_power_button(guest: Guest) -> None:
     until(guest.said("unstuck-tiny: ready"), "first boot")
     assert guest.said("unstuck-tiny: hostname web-1")()

@@ -145,9 +145,9 @@ def test_a_group_that_cannot_be_read_spoils_nothing_but_itself(cloud: Databases)
     assert wanted(cloud) == {"jit": "on"}
 
 
-def test_the_defaults_follow_from_the_memory(cloud: Databases) -> None:
+def test_the_defaults_follow_from_memory_and_volume(cloud: Databases) -> None:
     cloud.active_db()
-    assert cloud.store.read(defaults_for, "db", "p") == ("postgresql", 512)
+    assert cloud.store.read(defaults_for, "db", "p") == ("postgresql", 512, 1)
     with pytest.raises(NotFound):
         cloud.store.read(defaults_for, "db", "q")
 

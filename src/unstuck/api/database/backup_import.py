@@ -30,7 +30,7 @@ class RestoreFrom(Body, frozen=True, kw_only=True):
     """``size``: GiB; what the manifest says counts."""
 
     remote_location: str
-    local_datastore_version_id: str
+    local_datastore_version_id: str | None = None
     size: int | float | str | None = None
 
 
@@ -47,6 +47,8 @@ async def import_one(call: Call, name: str, description: str | None, asked: Rest
     if store not in places(call.app).names:
         known = ", ".join(places(call.app).names)
         invalid("restore_from.remote_location", f"no store is called {store!r}; there are: {known}.")
+    if asked.local_datastore_version_id is None:
+        invalid("restore_from.local_datastore_version_id", "say which datastore version here it is for.")
     version_id = object_id(asked.local_datastore_version_id, "Datastore version")
     found = await _look(call, store, prefix)
     if isinstance(found, Rotten):
