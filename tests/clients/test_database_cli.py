@@ -270,6 +270,7 @@ def test_the_sdk(cloud: Databases, sdk: openstack_sdk.connection.Connection) -> 
 )
 def test_what_is_not_offered_is_said_to_the_user(openstack: Shell, line: str, word: str) -> None:
     create(openstack)
+    healthy(openstack, "shop")
     refused(openstack, line, word)
 
 
