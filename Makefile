@@ -43,9 +43,9 @@ test-all: setup s3 mariadb check sim-long contract ## the long simulation, reque
 bytecode: setup
 	@$(BIN)/pytest --collect-only -q > .cache/collected.log || { tail -n 40 .cache/collected.log; exit 1; }
 
-sim: setup ## a fixed part of the crashes at every effect, then 1000 random schedules
-	@$(BIN)/unstuck sim exhaustive --every 23 --setbacks-every 17 --databases-every 601
-	@$(BIN)/unstuck sim random --schedules 1000
+sim: setup ## a fixed part of the crashes at every effect, then 500 random schedules
+	@$(BIN)/unstuck sim exhaustive --every 29 --setbacks-every 17 --databases-every 901
+	@$(BIN)/unstuck sim random --schedules 500
 
 sim-long: setup ## a crash at every effect, every pair of faults, a million random schedules: hours; goes on where it was ended
 	@for mode in "exhaustive --databases-every 1" pairs "random --schedules 1000000"; do \

@@ -54,7 +54,7 @@ class HostileGuest(Hostile):
         }
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def hostile_site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     found: Store = request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
     return Site(found, tmp_path)

@@ -100,6 +100,7 @@ def poison(tx: Tx, column: str) -> None:
         tx.execute(sa.update(table).where(table.c.id == "db-7").values({column: bad}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "column", ["spec", *(pytest.param(column, marks=pytest.mark.slow) for column in ("pending", "origin"))]
 )

@@ -17,6 +17,7 @@ def closed(path: Path) -> bool:
     return path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_the_recovery_file_is_written_once_and_reminded_of_until_it_is_kept_elsewhere(
     cli: Cli,  # noqa: F811
 ) -> None:

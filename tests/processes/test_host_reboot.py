@@ -103,6 +103,7 @@ def test_a_reboot_without_the_state_folder_makes_nothing_and_destroys_nothing(mo
     mounted.until_active("on")
 
 
+@pytest.mark.slow
 def test_a_state_folder_that_goes_away_under_the_agent_makes_all_unknown_until_it_is_back(
     mounted: Many,
 ) -> None:

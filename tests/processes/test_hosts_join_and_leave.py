@@ -68,6 +68,7 @@ def test_a_host_joins_once_with_a_token_and_keeps_its_secret(many: Many, second:
     assert "join under another name" in refused.said
 
 
+@pytest.mark.slow
 def test_a_host_is_lost_struck_off_and_back(many: Many, second: State) -> None:
     many.control()
     first = many.agent()

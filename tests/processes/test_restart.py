@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from tests.processes.many import Many
 
 SECONDS = 15.0
 """Three heartbeats; measured is about a tenth (docs/design/generation.md)."""
 
 
+@pytest.mark.slow
 def test_a_create_right_after_a_restart_is_taken_and_done_within_seconds(
     many: Many, record_property: Any
 ) -> None:

@@ -90,6 +90,7 @@ def ask(address: str, query: str, seconds: int = 5) -> Any:
         return cursor.fetchone() if cursor.description else None
 
 
+@pytest.mark.slow
 def test_a_database_serves_outlives_its_agent_and_keeps_out_who_is_not_let_in(cloud: FaultCloud) -> None:
     api = Databases(cloud.cloud)
     instance = create(api, HERE)

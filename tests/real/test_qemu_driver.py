@@ -641,6 +641,7 @@ async def ask(address: str, *lines: str) -> list[str]:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.usefixtures("namespace")
 def test_guests_reach_their_own_network_and_nothing_else(

@@ -102,6 +102,7 @@ def active(cloud: FaultCloud, name: str) -> str:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [pytest.param("with", marks=pytest.mark.slow), "without"])
 def test_an_sqlite_copy_put_back_loses_nothing_and_is_settled_by_one_diff(
     cloud: FaultCloud, tmp_path: Path, record: str

@@ -70,6 +70,7 @@ def last_words(many: Many) -> str:
     return "".join(path.read_text() for path in many.state.host.glob("servers/*/qemu.out"))
 
 
+@pytest.mark.slow
 def test_guests_of_version_1_keep_their_process_and_take_orders(left: Many) -> None:
     said = thaw.guests()["guests"]
     left.until("both run", lambda: running(left).keys() == said.keys(), lambda: last_words(left))

@@ -13,6 +13,7 @@ from unstuck.sim.setback import JUMP_SCENARIOS, JUMPS, SETBACK_SCENARIOS, Jump, 
 Monkey = pytest.MonkeyPatch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario",
     [
