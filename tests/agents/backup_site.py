@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +211,20 @@ class Instance:
 
 
 __all__ = ["HOST", "PLACES", "SECRET", "BackupCloud", "Instance"]
+
+
+def run(store: Store, tmp_path: Path, play: Callable[[BackupCloud], Awaitable[None]]) -> None:
+    """Play against a control plane whose loops run."""
+
+    async def whole() -> None:
+        cloud = BackupCloud(store, tmp_path)
+        port = cloud.control_port()
+        task = cloud.control_backups(port)
+        try:
+            await play(cloud)
+            assert not task.done(), "the control plane has ended"
+        finally:
+            port.end(0)
+            await task
+
+    asyncio.run(whole())

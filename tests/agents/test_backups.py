@@ -13,7 +13,7 @@ import msgspec
 import pysqlite3
 import pytest
 from agents_site import HOST
-from backup_site import BackupCloud, Instance
+from backup_site import BackupCloud, Instance, run
 from tests.backup_world import set_instance
 
 from unstuck.blobs import keys
@@ -31,8 +31,6 @@ from unstuck.store.engine import Store
 from unstuck.store.figures import figures
 from unstuck.store.generation import rise
 
-Play = Callable[[BackupCloud], Awaitable[None]]
-
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,23 +42,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup_rows, "ASK_AGAIN", 0.2)
     monkeypatch.setattr(backup_rows, "LEASE", 2.0)
     monkeypatch.setattr(change, "UPLOAD_AT_LONGEST", 1.0)
-
-
-def run(store: Store, tmp_path: Path, play: Play) -> None:
-    """Play against a control plane whose loops run."""
-
-    async def whole() -> None:
-        cloud = BackupCloud(store, tmp_path)
-        port = cloud.control_port()
-        task = cloud.control_backups(port)
-        try:
-            await play(cloud)
-            assert not task.done(), "the control plane has ended"
-        finally:
-            port.end(0)
-            await task
-
-    asyncio.run(whole())
 
 
 def left(cloud: BackupCloud, backup_id: str) -> list[str]:

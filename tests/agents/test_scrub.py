@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from backup_site import BackupCloud
+from backup_site import BackupCloud, run
 
 from unstuck.api.database.backup_views import extension
 from unstuck.control import scrub as loop
@@ -17,7 +16,6 @@ from unstuck.store import scrub_work
 from unstuck.store.engine import Store
 from unstuck.store.scrub_work import read_scrub
 
-Play = Callable[[BackupCloud], Awaitable[None]]
 EVERY = 0.05
 RATE = 1e9
 
@@ -25,20 +23,6 @@ RATE = 1e9
 @pytest.fixture(autouse=True)
 def pieces_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "AT_ONCE", 1)
-
-
-def run(store: Store, tmp_path: Path, play: Play) -> None:
-    async def whole() -> None:
-        cloud = BackupCloud(store, tmp_path)
-        port = cloud.control_port()
-        task = cloud.control_backups(port)
-        try:
-            await play(cloud)
-        finally:
-            port.end(0)
-            await task
-
-    asyncio.run(whole())
 
 
 class Scrubbing:

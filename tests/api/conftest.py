@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from api_cloud import ADMIN_HASH, DEMO_HASH, Cloud, app_over
+from database_setup import Trove
+from tests.database_site import DatabaseSite
 
 from unstuck.api.app import SERVICES
 from unstuck.api.context import Settings
@@ -46,3 +48,21 @@ def admin(cloud: Cloud) -> Cloud:
 @pytest.fixture
 def demo(cloud: Cloud) -> Cloud:
     return cloud.login("demo", "demo-secret", "demo")
+
+
+@pytest.fixture
+def site(cloud: Cloud, store: Store) -> DatabaseSite:
+    """Databases beside the cloud; a test module may furnish others."""
+    made = DatabaseSite(store)
+    made.host.wake = cloud.app.app.notifier.wake
+    return made
+
+
+@pytest.fixture
+def trove(site: DatabaseSite, demo: Cloud) -> Trove:
+    return Trove(demo, "demo")
+
+
+@pytest.fixture
+def operator(site: DatabaseSite, admin: Cloud) -> Trove:
+    return Trove(admin, "admin")

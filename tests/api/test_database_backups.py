@@ -34,16 +34,6 @@ def site(cloud: Cloud, store: Store, tmp_path: Path) -> DatabaseSite:
 
 
 @pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
-@pytest.fixture
-def operator(site: DatabaseSite, admin: Cloud) -> Trove:
-    return Trove(admin, "admin")
-
-
-@pytest.fixture
 def instance(trove: Trove, site: DatabaseSite) -> str:
     key = trove.post("/instances", site.body(), 200)["instance"]["id"]
     site.settle(4)

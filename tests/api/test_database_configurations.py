@@ -21,11 +21,6 @@ def site(cloud: Cloud, store: Store) -> DatabaseSite:
     return DatabaseSite(store)
 
 
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
 def make(trove: Trove, values: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     body = {"name": "fast", "values": {"work_mem": "8MB", "jit": False} if values is None else values, **more}
     made: dict[str, Any] = trove.post("/configurations", {"configuration": body}, 200)["configuration"]

@@ -18,16 +18,6 @@ def site(cloud: Cloud, store: Store) -> DatabaseSite:
     return DatabaseSite(store)
 
 
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
-@pytest.fixture
-def operator(site: DatabaseSite, admin: Cloud) -> Trove:
-    return Trove(admin, "admin")
-
-
 def test_a_datastore_is_found_by_id_and_by_name(trove: Trove, site: DatabaseSite) -> None:
     [listed] = trove.get("/datastores")["datastores"]
     assert (listed["id"], listed["name"], listed["default_version"]) == (

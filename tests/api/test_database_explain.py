@@ -25,11 +25,6 @@ def site(cloud: Cloud, store: Store, tmp_path: Path) -> DatabaseSite:
     return DatabaseSite(store)
 
 
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
 def test_an_instance_explains_itself_from_its_build_to_the_trash(
     trove: Trove, demo: Cloud, site: DatabaseSite
 ) -> None:

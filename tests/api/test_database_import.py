@@ -72,16 +72,6 @@ def site(lying: Lying, store: Store, cloud: Cloud) -> DatabaseSite:
     return made
 
 
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
-@pytest.fixture
-def operator(site: DatabaseSite, admin: Cloud) -> Trove:
-    return Trove(admin, "admin")
-
-
 def version(trove: Trove) -> str:
     return str(trove.get("/datastores/postgresql/versions")["versions"][0]["id"])
 

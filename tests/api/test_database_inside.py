@@ -6,7 +6,6 @@ import uuid
 from typing import Any
 
 import pytest
-from api_cloud import Cloud
 from database_setup import Trove
 from tests.database_site import DatabaseSite
 
@@ -14,21 +13,8 @@ from unstuck.api.database import guest
 from unstuck.core.instance import requests as ask
 from unstuck.core.instance.requests import DatabaseInfo, Failed, Ok, UserInfo
 from unstuck.core.instance.want import WantedDatabase
-from unstuck.store.engine import Store
 
 ANNA = UserInfo("anna", ("shop", "stock"))
-
-
-@pytest.fixture
-def site(cloud: Cloud, store: Store) -> DatabaseSite:
-    made = DatabaseSite(store)
-    made.host.wake = cloud.app.app.notifier.wake
-    return made
-
-
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
 
 
 @pytest.fixture

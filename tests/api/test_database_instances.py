@@ -15,23 +15,6 @@ from unstuck.store.engine import Store
 NOBODY = "9d0b9f57-3c3c-4d2f-8d38-0d5a3c1f2b11"
 
 
-@pytest.fixture
-def site(cloud: Cloud, store: Store) -> DatabaseSite:
-    made = DatabaseSite(store)
-    made.host.wake = cloud.app.app.notifier.wake
-    return made
-
-
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
-
-
-@pytest.fixture
-def operator(site: DatabaseSite, admin: Cloud) -> Trove:
-    return Trove(admin, "admin")
-
-
 def make(trove: Trove, site: DatabaseSite, **more: Any) -> str:
     made = trove.post("/instances", site.body(**more), 200)["instance"]
     return str(made["id"])

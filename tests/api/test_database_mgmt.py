@@ -37,11 +37,6 @@ def one(site: DatabaseSite, demo: Cloud) -> str:
     return str(key)
 
 
-@pytest.fixture
-def operator(site: DatabaseSite, admin: Cloud) -> Trove:
-    return Trove(admin, "admin")
-
-
 def test_its_agent_answers_for_itself_whatever_the_database_does(
     operator: Trove, site: DatabaseSite, one: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from api_cloud import Cloud
 from database_setup import Trove
 from tests.database_site import DatabaseSite
 
@@ -19,14 +18,6 @@ from unstuck.core.instance.requests import (
     Ok,
     ReadLog,
 )
-from unstuck.store.engine import Store
-
-
-@pytest.fixture
-def site(cloud: Cloud, store: Store) -> DatabaseSite:
-    made = DatabaseSite(store)
-    made.host.wake = cloud.app.app.notifier.wake
-    return made
 
 
 @pytest.fixture
@@ -34,11 +25,6 @@ def one(site: DatabaseSite, trove: Trove) -> str:
     key = trove.post("/instances", site.body(), 200)["instance"]["id"]
     site.settle(4)
     return f"/instances/{key}"
-
-
-@pytest.fixture
-def trove(site: DatabaseSite, demo: Cloud) -> Trove:
-    return Trove(demo, "demo")
 
 
 def test_the_one_log_is_listed_and_read(trove: Trove, site: DatabaseSite, one: str) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from test_database_backups import (
     instance,
-    operator,
     site,
     test_a_backup_says_how_it_goes_until_it_is_complete,
     test_cancelled_and_tried_again,
     test_lists_are_filtered_and_in_pages,
     test_where_backups_go,
-    trove,
 )
 from test_database_instances import (
     test_a_create_beyond_the_quota_is_refused,
@@ -27,7 +25,6 @@ from unstuck.store.engine import Store
 
 __all__ = [
     "instance",
-    "operator",
     "site",
     "test_a_backup_says_how_it_goes_until_it_is_complete",
     "test_a_create_beyond_the_quota_is_refused",
@@ -40,7 +37,6 @@ __all__ = [
     "test_restart_and_resize_come_about",
     "test_what_operators_do",
     "test_where_backups_go",
-    "trove",
 ]
 
 

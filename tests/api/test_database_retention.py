@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from database_setup import Trove
-from test_database_backups import NOBODY, instance, site, start, trove
+from test_database_backups import NOBODY, instance, site, start
 
-__all__ = ["instance", "site", "trove"]
+__all__ = ["instance", "site"]
 DEFAULT = {
     "days": 7.0, "count": None, "daily": 0, "weekly": 0, "monthly": 0, "minimum": 1, "timezone": "UTC",
     "manual": False,

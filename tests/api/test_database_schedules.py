@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from api_cloud import Cloud
 from database_setup import Trove
-from test_database_backups import NOBODY, instance, operator, site, trove
+from test_database_backups import NOBODY, instance, site
 
-__all__ = ["instance", "operator", "site", "trove"]
+__all__ = ["instance", "site"]
 WORDS = {
     "id", "name", "project_id", "instance_id", "cron", "timezone", "missed", "full_every", "paused",
     "kind", "query", "database",

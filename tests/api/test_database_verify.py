@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from database_setup import Trove
-from test_database_backups import NOBODY, instance, site, start, trove
+from test_database_backups import NOBODY, instance, site, start
 
 from unstuck.store.engine import Store
 from unstuck.store.schema.database import backups
 
-__all__ = ["instance", "site", "trove"]
+__all__ = ["instance", "site"]
 WORDS = {
     "id", "backup_id", "made_by", "query", "database", "created", "finished", "result", "reason", "detail",
     "instance_id", "removed", "seconds", "version_id",

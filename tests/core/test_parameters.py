@@ -9,7 +9,7 @@ import pytest
 
 from unstuck.core.datastores import ALLOWED
 from unstuck.core.datastores.parameters import BadValue, Kind, Parameter
-from unstuck.core.datastores.postgresql.parameters import bytes_of, log_size
+from unstuck.core.datastores.postgresql.parameters import bytes_of, defaults
 
 EVERY = [(manager, name) for manager, allowed in ALLOWED.items() for name in allowed.parameters]
 DANGEROUS = re.compile(
@@ -103,7 +103,7 @@ def test_a_cache_that_leaves_no_memory_is_unfit(manager: str, name: str) -> None
         assert bad is not None
         assert bad.name == name
         assert allowed.unfit({}, ram_mb) is None
-        assert allowed.unfit(allowed.defaults(ram_mb), ram_mb) is None
+        assert allowed.unfit(allowed.defaults(ram_mb, None), ram_mb) is None
 
 
 def test_what_cannot_be_set_any_more_is_left_out() -> None:
@@ -115,4 +115,4 @@ def test_what_cannot_be_set_any_more_is_left_out() -> None:
 @pytest.mark.parametrize(("volume_gb", "most"), [(0.25, 64), (1, 128), (4, 512), (100, 1024)])
 def test_the_log_takes_a_small_part_of_a_volume_before_it_is_let_go(volume_gb: float, most: int) -> None:
     """With PostgreSQL's own 1 GB it filled a volume of 1 GiB under a steady load, and the server ended."""
-    assert log_size(volume_gb * 1024) == f"{most}MB"
+    assert defaults(512, int(volume_gb * 1024))["max_wal_size"] == f"{most}MB"

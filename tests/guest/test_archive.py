@@ -13,8 +13,8 @@ import pytest
 
 from tests.guest.guest import Guest, anna
 from tests.guest.host_double import wait_for
-from unstuck.blobs.age import new_identity, recipient_of
-from unstuck.core.archive.data import ArchiveWant, Gap, Point
+from tests.guest.kept import KeptLog
+from unstuck.core.archive.data import Gap, Point
 from unstuck.core.instance.want import Origin, WantedDatabase
 
 pytestmark = pytest.mark.timeout(400)
@@ -22,27 +22,11 @@ pytestmark = pytest.mark.timeout(400)
 SHOP = Origin(databases=(WantedDatabase("shop"),), users=(anna("shop"),))
 
 
-class Kept:
-    """A guest whose log is kept."""
-
+class Kept(KeptLog):
     def __init__(self, guest: Guest) -> None:
-        self.guest = guest
-        self.identity = new_identity()
-        guest.host.wants(guest.want(origin=SHOP, archive=self.archive("a-1")))
-        guest.start()
-        guest.ready()
+        super().__init__(guest, SHOP)
         with guest.connect() as connection:
             connection.execute("CREATE TABLE goods (n serial primary key, what text)")
-
-    def archive(self, name: str, **more: Any) -> ArchiveWant:
-        return ArchiveWant(
-            id=name, recipient=recipient_of(self.identity), digest_key="k", chunk_size=4 << 20,
-            **{"budget_mb": 256, "timeout": 60, **more},
-        )  # fmt: skip
-
-    def wants(self, **more: Any) -> None:
-        assert self.guest.host.want is not None
-        self.guest.host.wants(msgspec.structs.replace(self.guest.host.want, **more))
 
     def admin(self, statement: str) -> Any:
         place = self.guest.run / "pg"

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pymysql
 import pytest
 
 from tests.guest.guest import PASSWORD, Guest, anna
 from tests.guest.host_double import wait_for
-from unstuck.blobs.age import new_identity, recipient_of
-from unstuck.core.archive.data import ArchiveWant, Gap, Point
+from tests.guest.kept import KeptLog
+from unstuck.core.archive.data import Gap, Point
 from unstuck.core.archive.positions import place_of
 from unstuck.core.instance.native import verifier
 from unstuck.core.instance.requests import CreateUsers, Ok
@@ -41,26 +40,14 @@ def rows(connection: Any, statement: str) -> list[Any]:
         return list(cursor.fetchall())
 
 
-class Kept:
-    """A guest whose log is kept; its files end when they are full, or when the test says so."""
+class Kept(KeptLog):
+    """Its files end when they are full, or when the test says so."""
+
+    timeout = 600
 
     def __init__(self, guest: Guest, **more: Any) -> None:
-        self.guest = guest
-        self.identity = new_identity()
-        guest.host.wants(guest.want(origin=SHOP, archive=self.archive("a-1", **more)))
-        guest.start()
-        guest.ready()
+        super().__init__(guest, SHOP, **more)
         self.do("CREATE TABLE goods (n int PRIMARY KEY AUTO_INCREMENT, what varchar(40))")
-
-    def archive(self, name: str, **more: Any) -> ArchiveWant:
-        return ArchiveWant(
-            id=name, recipient=recipient_of(self.identity), digest_key="k", chunk_size=4 << 20,
-            **{"budget_mb": 256, "timeout": 600, **more},
-        )  # fmt: skip
-
-    def wants(self, **more: Any) -> None:
-        assert self.guest.host.want is not None
-        self.guest.host.wants(msgspec.structs.replace(self.guest.host.want, **more))
 
     def do(self, statement: str) -> list[Any]:
         with self.guest.connect() as connection:

@@ -179,10 +179,16 @@ def test_a_restored_instance_has_an_archive_of_its_own(made: DatabaseCloud) -> N
     made.cloud.until("a moment can be restored", lambda: moments(shop), lambda: _state(shop), 180)
     time.sleep(10)
     writer.end()
+    ended = time.time()
     at = (moments(shop) or (0.0, 0.0))[1]
     restored = restored_to(made, shop, at, "fork")
     prefix = f"archives/{shop.id}/"
-    time.sleep(15)  # the last of its own log has gone by then
+    made.cloud.until(
+        "the last of its own log is kept",
+        lambda: (found := moments(shop)) and found[1] >= ended + 5,
+        lambda: _state(shop),
+        180,
+    )
     before = {entry.key for entry in made.objects().list("archives") if entry.key.startswith(prefix)}
     with restored.login() as connection:
         for row in range(1_000_000, 1_001_000):

@@ -6,7 +6,6 @@ restore that cannot be finished leaves nothing that looks like one.
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import shutil
@@ -97,12 +96,11 @@ def recover(
 
 
 def _moment(text: str) -> float:
+    from unstuck.core.time import moment_of
+
     try:
-        found = datetime.datetime.fromisoformat(text)
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=datetime.UTC)
-        return found.timestamp()
-    except (ValueError, OverflowError):
+        return moment_of(text)
+    except ValueError:
         raise CliError(f"--at: {text!r} is not a time like 2026-11-30T12:00:00Z.") from None
 
 

@@ -36,6 +36,15 @@ def backoff(failures: int, first: float, most: float, *, key: str = "") -> float
     return seconds * (1.0 - share / 4)
 
 
+def moment_of(text: str) -> float:
+    """Wall time in seconds of an ISO 8601 time; without a zone it is UTC. Raises :class:`ValueError`."""
+    try:
+        found = datetime.datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
+    except (OverflowError, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
 def iso_seconds(wall: float) -> str:
     """``2026-11-30T12:00:00Z``: the form of the compute and network APIs."""
     return _iso(wall, "seconds") + "Z"

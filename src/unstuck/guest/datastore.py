@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,6 +16,8 @@ from unstuck.core.instance.requests import DatabaseAnswer, DatabaseRequest, More
 from unstuck.core.instance.view import Configured
 from unstuck.core.instance.want import DatabaseWant
 
+REMEDY: Final = "restore another backup into a new instance"
+
 
 class DatastoreError(Exception):
     """It could not be done. ``final``: no repetition can help."""
@@ -27,6 +29,11 @@ class DatastoreError(Exception):
         self.remedy = remedy
         self.final = final
         self.code = code
+
+
+def damaged(reason: str, remedy: str = REMEDY) -> DatastoreError:
+    """A restore's end: what it is made from is not what was written."""
+    return DatastoreError(f"the backup is damaged: {reason}", remedy, final=True, code="backup-damaged")
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

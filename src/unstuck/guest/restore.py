@@ -31,7 +31,7 @@ from unstuck.core.instance.want import DatabaseWant
 from unstuck.core.port import Port
 from unstuck.core.time import backoff
 from unstuck.guest.control import Away, GuestControl
-from unstuck.guest.datastore import Datastore, DatastoreError, Receiver
+from unstuck.guest.datastore import REMEDY, Datastore, DatastoreError, Receiver, damaged
 from unstuck.guest.wire import Threads, ask
 
 FETCHERS: Final = 4
@@ -41,7 +41,6 @@ BUFFERS: Final = 3
 """Plain pieces in memory: one is written, others are opened meanwhile."""
 LARGEST: Final = CHUNK_SIZE * 2
 """Bytes of such a piece; larger ones take memory of their own."""
-REMEDY: Final = "restore another backup into a new instance"
 
 log = structlog.get_logger(__name__)
 
@@ -96,10 +95,6 @@ async def _chain(run: _Restoring) -> list[Restore]:
     if fault is not None:
         raise damaged(f"its chain does not hold together: {fault}")
     return found
-
-
-def damaged(reason: str) -> DatastoreError:
-    return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
 
 
 def _check(content: Content) -> None:

@@ -19,6 +19,8 @@ MOST: Final = 256
 """Positions that are remembered while no report is taken; of more, every second one stays."""
 ANSWERS: Final = 16
 """Of one process of a guest's agent that are remembered: a look is not older than a few of its words."""
+_LONG: Final = 1e9
+"""Seconds of an age that nobody knows."""
 
 
 class _Position(msgspec.Struct):
@@ -95,6 +97,3 @@ class LogBook:
             if (self._found[index].timeline, self._found[index].position) == newest:
                 del self._found[:index]
                 return
-
-
-_LONG: Final = 1e9

@@ -24,7 +24,6 @@ from unstuck.api.database.create import Datastore
 from unstuck.api.routes import Body, Call, Reply, Route, route
 from unstuck.core.datastores import ALLOWED
 from unstuck.core.datastores.parameters import Kind, Parameter
-from unstuck.core.datastores.postgresql.parameters import log_size
 from unstuck.core.time import iso_seconds
 from unstuck.store import configurations as store
 from unstuck.store.configurations import Configuration
@@ -162,9 +161,7 @@ async def defaults(call: Call) -> Reply:
     """``GET /instances/{id}/configuration``: what holds where no group says anything."""
     key = object_id(call.params["id"], "Instance")
     manager, ram_mb, volume_gb = await call.store.run_read(defaults_for, key, scope(call))
-    found = ALLOWED[manager].defaults(ram_mb)
-    if manager == "postgresql":
-        found |= {"max_wal_size": log_size(volume_gb * 1024)}
+    found = ALLOWED[manager].defaults(ram_mb, volume_gb * 1024)
     return Reply({"instance": {"configuration": found}})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, field
@@ -20,6 +19,7 @@ from unstuck.api.database.users import NewUser, wanted_users
 from unstuck.api.errors import bad_request
 from unstuck.api.routes import Body
 from unstuck.core.instance.naming import Naming
+from unstuck.core.time import moment_of
 from unstuck.store.instance_create import AskedInstance
 from unstuck.store.server_search import ZONE
 
@@ -170,11 +170,8 @@ def _restore_point(point: RestorePoint | None) -> tuple[str | None, str | None, 
 def moment(text: str) -> float:
     """Wall time in seconds of an ISO 8601 time; without a zone it is UTC."""
     try:
-        found = datetime.datetime.fromisoformat(text.strip())
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=datetime.UTC)
-        return found.timestamp()
-    except (ValueError, OverflowError, OSError):
+        return moment_of(text.strip())
+    except ValueError:
         invalid("restorePoint.time", f"{text[:60]!r} is not a time like 2026-11-30T12:00:00Z.")
 
 

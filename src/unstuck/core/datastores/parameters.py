@@ -55,13 +55,14 @@ class BadValue(Exception):
 class Allowed(msgspec.Struct, frozen=True):
     """The parameters of one datastore. ``suffix``: how a number with this unit is written in its file.
 
-    ``defaults``: what is set where the owner says nothing, by the memory in MiB. ``unfit``: why these texts
-    cannot work together, or with so much memory; None if nothing speaks against them.
+    ``defaults``: what is set where the owner says nothing, by memory and volume in MiB (None: not known).
+    ``unfit``: why these texts cannot work together, or with so much memory; None if
+    nothing speaks against them.
     """
 
     parameters: dict[str, Parameter]
     suffix: Callable[[Fraction, str], str]
-    defaults: Callable[[int], dict[str, str]]
+    defaults: Callable[[int, int | None], dict[str, str]]
     unfit: Callable[[Mapping[str, str], int], BadValue | None]
 
     def texts(self, values: Mapping[str, Any]) -> dict[str, str]:

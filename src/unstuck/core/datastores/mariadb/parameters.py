@@ -97,7 +97,7 @@ def _suffix(number: Fraction, _unit: str) -> str:
     return plain(number)
 
 
-def defaults(ram_mb: int) -> dict[str, str]:
+def defaults(ram_mb: int, _volume_mb: int | None) -> dict[str, str]:
     """A third of the memory for the buffer pool: what sessions take comes on top of it."""
     return {
         "innodb_buffer_pool_size": str(max(16, ram_mb // 3) * _MB),

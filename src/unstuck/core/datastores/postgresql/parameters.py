@@ -118,26 +118,26 @@ def _suffix(number: Fraction, unit: str) -> str:
     return f"{plain(number * many)}{unit.lstrip('0123456789')}"
 
 
-def defaults(ram_mb: int) -> dict[str, str]:
+def defaults(ram_mb: int, volume_mb: int | None) -> dict[str, str]:
     """A quarter of the memory for shared buffers, as PostgreSQL's manual advises."""
     return {
         "shared_buffers": f"{max(16, ram_mb // 4)}MB",
         "effective_cache_size": f"{max(32, ram_mb // 2)}MB",
         "maintenance_work_mem": f"{min(max(16, ram_mb // 16), 1024)}MB",
         "max_connections": str(min(max(25, ram_mb // 8), 500)),
-        "max_wal_size": "1GB",
+        "max_wal_size": "1GB" if volume_mb is None else _log_size(volume_mb),
         "min_wal_size": "80MB",
         "wal_compression": "on",
     }
 
 
-def log_size(volume_mb: float) -> str:
+def _log_size(volume_mb: int) -> str:
     """``max_wal_size`` where nobody says anything else: an eighth of the volume, from 64 MiB to 1 GiB.
 
     A server keeps nearly as much of its log before it ends a checkpoint; with PostgreSQL's own 1 GB it fills
     a volume of 1 GiB, and ends.
     """
-    return f"{min(max(64, int(volume_mb / 8)), 1024)}MB"
+    return f"{min(max(64, volume_mb // 8), 1024)}MB"
 
 
 def _unfit(texts: Mapping[str, str], ram_mb: int) -> BadValue | None:

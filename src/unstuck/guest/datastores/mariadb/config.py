@@ -63,7 +63,7 @@ def server_id(generation: str) -> int:
 
 def chosen(want: DatabaseWant, parameters: Mapping[str, str]) -> dict[str, str]:
     """What may change while the server runs. ``parameters``: the owner's, of those that may be set."""
-    values = {**defaults(want.ram_mb), **parameters}
+    values = {**defaults(want.ram_mb, None), **parameters}
     most = int(values["max_connections"])
     # One user alone does not keep us out. What its owner set shows as it was set.
     if "max_connections" in parameters:

@@ -18,7 +18,7 @@ from unstuck.core.archive.data import Point
 from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
-from unstuck.guest.datastore import DatastoreError, LogSource
+from unstuck.guest.datastore import REMEDY, DatastoreError, LogSource, damaged
 from unstuck.guest.datastores.mariadb import accounts
 from unstuck.guest.datastores.mariadb.base import WHOLE, series
 from unstuck.guest.datastores.mariadb.config import server_id
@@ -38,11 +38,6 @@ SPARE: Final = 96 << 20
 """Bytes beside the data that a server needs for its first steps."""
 PREPARE: Final = 6 * 3600.0
 RECOVERY: Final = 3600.0
-REMEDY: Final = "restore another backup into a new instance"
-
-
-def damaged(reason: str) -> DatastoreError:
-    return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
 
 
 class Unpacking:

@@ -16,7 +16,7 @@ from typing import IO, Final, TypeVar
 
 from unstuck.core.archive.data import Point
 from unstuck.core.archive.positions import binlog_of
-from unstuck.guest.datastore import DatastoreError, LogSource
+from unstuck.guest.datastore import DatastoreError, LogSource, damaged
 from unstuck.guest.datastores.mariadb import binlog
 from unstuck.guest.datastores.mariadb.place import Place
 from unstuck.guest.datastores.mariadb.scheduled import Scheduled
@@ -33,6 +33,7 @@ LOOK: Final = 0.1
 STANDS: Final = 6 * 3600.0
 """Seconds in which something has to be applied; one statement can rebuild a large table."""
 BASE: Final = "relay"
+REMEDY: Final = "restore to another moment, or a backup, into a new instance"
 
 
 class Replay:
@@ -91,21 +92,21 @@ class Replay:
                 if of != number or (of, index * binlog.SLICE) >= self._last:
                     continue
                 if index != following and (following >= 0 or index * binlog.SLICE > start):
-                    raise damaged(f"{name} does not follow what is there of its file")
+                    raise damaged(f"{name} does not follow what is there of its file", REMEDY)
                 following = index + 1
                 data = await self._log.get(name)
                 if data is None:
-                    raise damaged(f"{name} is not there")
+                    raise damaged(f"{name} is not there", REMEDY)
                 end = await asyncio.to_thread(_write, file, data, index)
         if number == self._last[0]:
             if end < self._last[1]:
-                raise damaged("its log ends before the point")
+                raise damaged("its log ends before the point", REMEDY)
             end = self._last[1]
         elif end == 0:
-            raise damaged(f"nothing is there of file {number} of its log")
+            raise damaged(f"nothing is there of file {number} of its log", REMEDY)
         whole = await asyncio.to_thread(self._cut, path, start, end)
         if number == self._last[0] and whole != end:
-            raise damaged("no event of its log ends at the point")
+            raise damaged("no event of its log ends at the point", REMEDY)
         return whole
 
     def _cut(self, path: Path, start: int, end: int) -> int:
@@ -147,7 +148,8 @@ class Replay:
             told = await self._call(lambda session: session.named(f"SHOW SLAVE {literal(name)} STATUS"))
             now = told.get("Relay_Log_File", ""), told.get("Relay_Log_Pos", "")
             if told.get("Slave_SQL_Running") != "Yes":
-                raise damaged(f"its log cannot be applied: {told.get('Last_SQL_Error') or 'no word of why'}")
+                why = told.get("Last_SQL_Error") or "no word of why"
+                raise damaged(f"its log cannot be applied: {why}", REMEDY)
             if now != place:
                 place, moved = now, loop.time()
             elif loop.time() > moved + STANDS:
@@ -168,11 +170,6 @@ class Replay:
             raise DatastoreError(f"the server that applies the log does not answer: {error}") from error
         except DatabaseError as error:
             raise DatastoreError(f"the log cannot be applied: {error}") from error
-
-
-def damaged(reason: str) -> DatastoreError:
-    remedy = "restore to another moment, or a backup, into a new instance"
-    return DatastoreError(f"the backup is damaged: {reason}", remedy, final=True, code="backup-damaged")
 
 
 def _write(file: IO[bytes], data: bytes, index: int) -> int:

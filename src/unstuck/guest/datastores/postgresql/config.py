@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from unstuck.core.datastores.postgresql.parameters import defaults, log_size
+from unstuck.core.datastores.postgresql.parameters import defaults
 from unstuck.core.instance.want import DatabaseWant
 
 ADMIN: Final = "postgres"
@@ -70,16 +70,16 @@ class Files(msgspec.Struct, frozen=True):
 
 def files(want: DatabaseWant, places: Places, parameters: Mapping[str, str]) -> Files:
     """``parameters``: the owner's, of those that may be set."""
-    values = {**defaults(want.ram_mb), **_log(want), **parameters, **_fixed(want, places)}
+    values = {**defaults(want.ram_mb, _volume_mb(want)), **parameters, **_fixed(want, places)}
     settings = "".join(f"{name} = {_quoted(value)}\n" for name, value in sorted(values.items()))
     hba, ident = _clients(want.cidrs), _users(places.users)
     digest = hashlib.sha256("\0".join((settings, hba, ident)).encode()).hexdigest()[:16]
     return Files(f"{settings}unstuck.config = '{digest}'\n", hba, ident, digest)
 
 
-def _log(want: DatabaseWant) -> dict[str, str]:
+def _volume_mb(want: DatabaseWant) -> int | None:
     """Known of the volume is what the log may take of it while it waits: a quarter."""
-    return {} if want.archive is None else {"max_wal_size": log_size(want.archive.budget_mb * 4)}
+    return None if want.archive is None else want.archive.budget_mb * 4
 
 
 def _fixed(want: DatabaseWant, places: Places) -> dict[str, str]:

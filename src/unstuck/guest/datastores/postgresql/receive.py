@@ -18,7 +18,7 @@ from unstuck.core.archive.data import Point
 from unstuck.core.backup.chain import size_of
 from unstuck.core.backup.content import Content
 from unstuck.core.instance.want import DatabaseWant
-from unstuck.guest.datastore import DatastoreError, LogSource
+from unstuck.guest.datastore import REMEDY, DatastoreError, LogSource, damaged
 from unstuck.guest.datastores.postgresql import config
 from unstuck.guest.datastores.postgresql.segments import lsn_of, number_of
 from unstuck.guest.datastores.postgresql.server import FAST, last_error
@@ -40,12 +40,7 @@ LOG_READ: Final = 1 << 20
 """Bytes of the trial's log that are looked at."""
 RECOVERY: Final = 6 * 3600.0
 ENDED: Final = "recovery ended before configured recovery target was reached"
-REMEDY: Final = "restore another backup into a new instance"
 _DAMAGED: Final = 3
-
-
-def damaged(reason: str) -> DatastoreError:
-    return DatastoreError(f"the backup is damaged: {reason}", REMEDY, final=True, code="backup-damaged")
 
 
 class Unpacking:
