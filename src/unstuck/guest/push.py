@@ -62,5 +62,6 @@ def main(path: str, name: str, target: str = "") -> int:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)
+    # As the server's own files: it uses this one again for log of its own, which the agent has to read.
+    os.umask(0o027)
     sys.exit(main(*sys.argv[1:]))
